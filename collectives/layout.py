@@ -1,0 +1,632 @@
+"""Where each chunk of an algorithm lies on one rank, and what moves: a plan without MPI.
+
+`lay_out` follows one rank's rounds and decides for every chunk whether it lies in the send buffer, the receive buffer
+or scratch. The result is a short program of four instructions (`Start`, `Wait`, `Move`, `Fold`) on regions of those
+buffers, which `plan` binds to a communicator and `interpret` runs for all ranks in one process.
+
+Rules that keep a timed call short:
+
+- a first reduction reads the send buffer and writes the receive buffer, so nothing is copied beforehand;
+- a chunk that is final from the start is copied while the messages of the first round are under way;
+- a message is cut where its chunks do not follow one another in the vector, which both ends know from the names;
+- what is to be reduced arrives in two alternating pieces, one combined while the next is under way;
+- the old value of a place is never overwritten while it is still needed (only where buffers alias).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from collectives.registry import Algorithm, Problem, consecutive, offsets
+from collectives.rounds import LEFT, Chunk, Combine, Copy, Message, Recv, RecvReduce, Round, Send, as_round, as_rounds
+
+SEND, RECV, SCRATCH = "send", "recv", "scratch"
+
+NEVER = -1
+ALWAYS = 1 << 60
+LOOKAHEAD = 8
+"""How many transfers may stay under way behind a round that waits only for data (bounds unexpected messages)."""
+
+
+PIECE_NBYTES = 256 << 10
+PACK_FROM_NBYTES = 64 << 10
+CACHE_LINE_NBYTES = 64
+
+
+class Region(NamedTuple):
+    """Elements `start` to `stop` of one of the three buffers."""
+
+    buffer: str
+    start: int
+    stop: int
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether the two regions share an element."""
+        return self.buffer == other.buffer and self.start < other.stop and other.start < self.stop
+
+
+NOWHERE = Region(SCRATCH, 0, 0)
+"""The place of an empty chunk that no message brought."""
+
+Regions: TypeAlias = tuple[Region, ...]
+
+
+class Transfer(NamedTuple):
+    """One message that is really sent: to or from `peer`, the `ordinal`-th of its direction, from these regions."""
+
+    outgoing: bool
+    peer: int
+    ordinal: int
+    regions: Regions
+
+
+class Start(NamedTuple):
+    """Start these transfers, in any order."""
+
+    transfers: tuple[int, ...]
+
+
+class Wait(NamedTuple):
+    """Wait until these transfers are complete."""
+
+    transfers: tuple[int, ...]
+
+
+class Move(NamedTuple):
+    """Copy `source` to `target`."""
+
+    source: Region
+    target: Region
+
+
+class Fold(NamedTuple):
+    """Put `left` op `right` into `into`, which may be one of them."""
+
+    left: Region
+    right: Region
+    into: Region
+
+
+Instruction: TypeAlias = Start | Wait | Move | Fold
+
+
+@dataclass(frozen=True)
+class Options:
+    """How messages are cut; sizes in elements. The same on all ranks.
+
+    `piece`: the largest message that is to be reduced (256 KiB is best on the machines tried: it stays in cache).
+    `cap`: the largest message of all. `cuts`: into how many messages a scattered set of chunks may be cut before it
+    travels as one. `pack_from`: from how many elements such a set is packed rather than described by a datatype.
+    `align`: elements to which scratch is aligned. `waits` overrides the algorithm's own.
+    """
+
+    piece: int = 65536
+    cap: int = 1 << 28
+    cuts: int = 2
+    pack_from: int = 16384
+    align: int = 16
+    waits: str | None = None
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, itemsize: int, cap_nbytes: int) -> Options:
+        """Return what `algorithm` is told, for elements of `itemsize` bytes and messages of at most `cap_nbytes`."""
+        how = algorithm.how
+
+        def elements(nbytes: int) -> int:
+            return max(1, nbytes // itemsize)
+
+        return cls(
+            piece=elements(int(how.get("piece", PIECE_NBYTES))),
+            cap=elements(cap_nbytes),
+            cuts=int(how.get("cuts", cls.cuts)),
+            pack_from=elements(int(how.get("pack_from", PACK_FROM_NBYTES))),
+            align=elements(CACHE_LINE_NBYTES),
+            waits=str(how.get("waits", algorithm.waits)),
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one rank does: its transfers, its program, and the elements of scratch that it needs."""
+
+    problem: Problem
+    rank: int
+    transfers: list[Transfer]
+    program: list[Instruction]
+    scratch_count: int
+    nrounds: int
+
+    @property
+    def sent_count(self) -> int:
+        """The elements that this rank sends."""
+        return sum(region.stop - region.start for one in self.transfers if one.outgoing for region in one.regions)
+
+    @property
+    def nmessages(self) -> int:
+        """The messages that this rank sends."""
+        return sum(one.outgoing for one in self.transfers)
+
+
+def lay_out(problem: Problem, algorithm: Algorithm, rank: int, options: Options | None = None) -> Layout:
+    """Lay out `algorithm` for one rank of `problem`."""
+    return _Builder(problem, algorithm, rank, options or Options()).build()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Regions
+
+
+def stream_of(chunks: Sequence[Chunk], places: Mapping[Chunk, Region]) -> list[Region]:
+    """Return the regions of `chunks` one after another, those that follow one another in memory joined."""
+    result: list[Region] = []
+    for chunk in chunks:
+        region = places[chunk]
+        if region.start == region.stop:
+            continue
+        if result and result[-1].buffer == region.buffer and result[-1].stop == region.start:
+            region = Region(region.buffer, result.pop().start, region.stop)
+        result.append(region)
+    return result
+
+
+def part(regions: Sequence[Region], start: int, stop: int) -> list[Region]:
+    """Return elements `start` to `stop` of the stream that `regions` form one after another."""
+    if len(regions) == 1:
+        buffer, first, _ = regions[0]
+        return [Region(buffer, first + start, first + stop)]
+    result, position = [], 0
+    for buffer, first, last in regions:
+        low, high = max(start - position, 0), min(stop - position, last - first)
+        if low < high:
+            result.append(Region(buffer, first + low, first + high))
+        position += last - first
+    return result
+
+
+def side_by_side(*streams: Sequence[Region]) -> Iterator[tuple[Region, ...]]:
+    """Cut streams of equal length into tuples of equally long regions."""
+    if all(len(stream) == 1 for stream in streams):
+        yield tuple(stream[0] for stream in streams)
+        return
+    rests = [list(reversed(stream)) for stream in streams]
+    while rests[0]:
+        heads = [rest.pop() for rest in rests]
+        step = min(head.stop - head.start for head in heads)
+        yield tuple(Region(head.buffer, head.start, head.start + step) for head in heads)
+        for rest, head in zip(rests, heads, strict=True):
+            if head.start + step < head.stop:
+                rest.append(Region(head.buffer, head.start + step, head.stop))
+
+
+def joined(moves: Iterable[tuple[Region, Region]]) -> list[tuple[Region, Region]]:
+    """Join moves whose sources and targets both follow one another."""
+    result: list[tuple[Region, Region]] = []
+    for source, target in moves:
+        if result:
+            before, onto = result[-1]
+            if (before.buffer, before.stop, onto.stop) == (source.buffer, source.start, target.start):
+                result[-1] = (
+                    Region(before.buffer, before.start, source.stop),
+                    Region(onto.buffer, onto.start, target.stop),
+                )
+                continue
+        result.append((source, target))
+    return result
+
+
+class _Scratch:
+    """Elements of scratch, taken first fit and given back after the round in which they were last needed."""
+
+    def __init__(self, align: int) -> None:
+        self.align = align
+        self.count = 0
+        self.free: list[tuple[int, int]] = []
+        self.expiring: list[tuple[int, int, int]] = []
+
+    def take(self, count: int, last_round: int) -> int:
+        """Return the start of `count` elements that stay taken through `last_round`."""
+        room = -(-count // self.align) * self.align
+        for index, (start, stop) in enumerate(self.free):
+            if stop - start >= room:
+                self.free[index : index + 1] = [(start + room, stop)] if stop - start > room else []
+                break
+        else:
+            start = self.count
+            if self.free and self.free[-1][1] == self.count:  # grow the last hole
+                start = self.free.pop()[0]
+            self.count = start + room
+        if last_round < ALWAYS:
+            heapq.heappush(self.expiring, (last_round, start, start + room))
+        return start
+
+    def expire(self, after_round: int) -> None:
+        """Give back what was needed through `after_round` at most."""
+        while self.expiring and self.expiring[0][0] <= after_round:
+            _, start, stop = heapq.heappop(self.expiring)
+            holes = sorted([*self.free, (start, stop)])
+            self.free = [holes[0]]
+            for low, high in holes[1:]:
+                if low == self.free[-1][1]:
+                    self.free[-1] = (self.free[-1][0], high)
+                else:
+                    self.free.append((low, high))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The program
+
+
+@dataclass
+class _Program:
+    """Instructions in order, with each wait put where the next instruction needs it."""
+
+    transfers: list[Transfer] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    under_way: dict[int, Transfer] = field(default_factory=dict)
+
+    def transfer(self, outgoing: bool, peer: int, ordinal: int, regions: Sequence[Region]) -> int:
+        self.transfers.append(Transfer(outgoing, peer, ordinal, tuple(regions)))
+        return len(self.transfers) - 1
+
+    def start(self, transfers: Sequence[int]) -> None:
+        """Start transfers: at once those that touch nothing under way, the others after what they touch."""
+        if not transfers:
+            return
+        if self.under_way:
+            blocked = [
+                self._touched(one.regions, not one.outgoing) for one in map(self.transfers.__getitem__, transfers)
+            ]
+            self._start([one for one, touched in zip(transfers, blocked, strict=True) if not touched])
+            self.wait(late for touched in blocked for late in touched)
+            self._start([one for one, touched in zip(transfers, blocked, strict=True) if touched])
+        else:
+            self._start(transfers)
+
+    def _start(self, transfers: Sequence[int]) -> None:
+        if transfers:
+            self.instructions.append(Start(tuple(transfers)))
+            self.under_way.update((one, self.transfers[one]) for one in transfers)
+
+    def wait(self, transfers: Iterable[int]) -> None:
+        waited = tuple(one for one in dict.fromkeys(transfers) if one in self.under_way)
+        if waited:
+            self.instructions.append(Wait(waited))
+            for one in waited:
+                del self.under_way[one]
+
+    def wait_all(self) -> None:
+        self.wait(list(self.under_way))
+
+    def wait_all_but(self, newest: int) -> None:
+        """Wait for all but the `newest` so many transfers under way."""
+        if len(self.under_way) > newest:
+            self.wait(list(self.under_way)[: len(self.under_way) - newest])
+
+    def move(self, source: Region, target: Region) -> None:
+        if source != target and source.start != source.stop:
+            self.wait([*self._touched((source,), False), *self._touched((target,), True)])
+            self.instructions.append(Move(source, target))
+
+    def fold(self, left: Region, right: Region, into: Region) -> None:
+        self.wait([*self._touched((left, right), False), *self._touched((into,), True)])
+        self.instructions.append(Fold(left, right, into))
+
+    def _touched(self, regions: Sequence[Region], written: bool) -> list[int]:
+        """Return the transfers under way that must be complete before `regions` are read or written."""
+        touched = []
+        for one, transfer in self.under_way.items():
+            if written or not transfer.outgoing:
+                for buffer, start, stop in transfer.regions:
+                    for other, first, last in regions:
+                        if start < last and first < stop and buffer == other:
+                            touched.append(one)
+        return touched
+
+
+class _Arrival(NamedTuple):
+    """A message that is reduced on arrival: its pieces, and for each what is combined where."""
+
+    transfers: list[int]
+    folds: list[list[tuple[Region, Region, Region]]]
+
+
+class _Builder:
+    """Follows one rank's rounds."""
+
+    def __init__(self, problem: Problem, algorithm: Algorithm, rank: int, options: Options) -> None:
+        self.problem, self.algorithm, self.rank, self.options = problem, algorithm, rank, options
+        self.primitive = problem.primitive
+        self.nchunks = algorithm.nchunks(problem.nranks)
+        self.rounds = as_rounds(algorithm.rounds(problem, rank))
+        self.program = _Program()
+        self.scratch = _Scratch(options.align)
+        self.ordinals: dict[tuple[bool, int], int] = {}
+        self.peers: dict[int, list[Round]] = {}
+        self.counts: dict[Chunk, int] = {}
+        self.aliased = False
+
+        inputs = self.primitive.inputs(problem, rank, self.nchunks)
+        outputs = self.primitive.outputs(problem, rank, self.nchunks)
+        aliasing = self.primitive.aliasing(problem, rank) if problem.in_place or self.primitive.one_buffer else None
+        if aliasing is None:
+            self.where = self._place(inputs, SEND, 0)
+            self.home = self._place(outputs, RECV, 0)
+        else:
+            self.aliased = True
+            self.where = self._place(inputs, RECV, aliasing[0])
+            self.home = self._place(outputs, RECV, aliasing[1])
+        self.written: set[Chunk] = set()
+        self.last_read: dict[Chunk, int] = {}
+        self._look_ahead()
+        self.last_read.update(dict.fromkeys(outputs, ALWAYS))
+
+    def _place(self, chunks: Sequence[Chunk], buffer: str, start: int) -> dict[Chunk, Region]:
+        counts = tuple(map(self.count, chunks))
+        return {
+            chunk: Region(buffer, start + first, start + first + count)
+            for chunk, first, count in zip(chunks, offsets(counts), counts, strict=True)
+        }
+
+    def _look_ahead(self) -> None:
+        """Note for each chunk the last round in which its value is read, and whether it is ever written."""
+        for number, operations in enumerate(self.rounds):
+            for operation in operations:
+                if isinstance(operation, Copy):
+                    self.last_read[operation.src] = number
+                    self.written.add(operation.dst)
+                elif isinstance(operation, Combine):
+                    self.last_read[operation.left] = self.last_read[operation.right] = number
+                    self.written.add(operation.into)
+                else:
+                    if not isinstance(operation, Recv):
+                        self.last_read.update(dict.fromkeys(operation.chunks, number))
+                    if not isinstance(operation, Send):
+                        self.written.update(operation.chunks)
+
+    def count(self, chunk: Chunk) -> int:
+        if chunk not in self.counts:
+            self.counts[chunk] = self.primitive.chunk_count(self.problem, chunk, self.nchunks)
+        return self.counts[chunk]
+
+    def build(self) -> Layout:
+        for number, operations in enumerate(self.rounds):
+            self._round(number, operations)
+            self.scratch.expire(number)
+        if not self.rounds:
+            self._settle_final()
+        self._settle()
+        self.program.wait_all()
+        return Layout(
+            self.problem,
+            self.rank,
+            self.program.transfers,
+            self.program.instructions,
+            self.scratch.count,
+            len(self.rounds),
+        )
+
+    # One round
+
+    def _round(self, number: int, operations: Round) -> None:
+        program = self.program
+        sends = [
+            one for operation in operations if isinstance(operation, Send) for one in self._send(number, operation)
+        ]
+        receives: list[int] = []
+        arrivals: list[_Arrival] = []
+        unpack: list[tuple[Region, Region]] = []
+        for operation in operations:
+            if isinstance(operation, Recv):
+                receives += self._recv(number, operation, unpack)
+            elif isinstance(operation, RecvReduce):
+                arrivals.append(self._arrival(number, operation))
+
+        program.start([*receives, *(one for arrival in arrivals for one in arrival.transfers[:2]), *sends])
+        if number == 0:
+            self._settle_final()
+        waits_for_round = (self.options.waits or self.algorithm.waits) == "round"
+        most_pieces = max((len(arrival.transfers) for arrival in arrivals), default=0)
+        if waits_for_round and most_pieces <= 1:
+            program.wait_all()
+        for piece in range(most_pieces):
+            for arrival in arrivals:
+                if piece < len(arrival.transfers):
+                    for fold in arrival.folds[piece]:
+                        program.fold(*fold)
+                    program.start(arrival.transfers[piece + 2 : piece + 3])
+        for source, target in unpack:
+            program.move(source, target)
+        for operation in operations:
+            if isinstance(operation, Copy):
+                self._copy(number, operation)
+            elif isinstance(operation, Combine):
+                self._combine(number, operation)
+        program.wait_all_but(0 if waits_for_round else LOOKAHEAD)
+
+    def _send(self, number: int, send: Send) -> list[int]:
+        missing = [chunk for chunk in send.chunks if chunk not in self.where]
+        if missing:
+            raise ValueError(
+                f"rank {self.rank}, round {number}: {send} of {missing[0]!r}, which the rank does not have"
+            )
+        reduced = self._reduced_at(number, send)
+        transfers = []
+        for chunks in self._cut(send.chunks):
+            stream = stream_of(chunks, self.where)
+            for start, stop in self._pieces(chunks, reduced):
+                regions = part(stream, start, stop)
+                if len(regions) > 1 and stop - start >= self.options.pack_from:
+                    regions = self._pack(regions, stop - start, number)
+                transfers.append(self._transfer(True, send.peer, regions))
+        return transfers
+
+    def _recv(self, number: int, recv: Recv, unpack: list[tuple[Region, Region]]) -> list[int]:
+        transfers = []
+        self.where.update((chunk, NOWHERE) for chunk in recv.chunks if not self.count(chunk))
+        for chunks in self._cut(recv.chunks):
+            homes = {chunk: self.home[chunk] for chunk in chunks if self._home_free(chunk, number)}
+            places = self._with_scratch(chunks, number, homes)
+            if len(stream_of(chunks, places)) > 1 and self._total(chunks) >= self.options.pack_from:
+                places = self._with_scratch(chunks, number, {})
+                unpack += [(places[chunk], home) for chunk, home in homes.items()]
+            stream = stream_of(chunks, places)
+            for start, stop in self._pieces(chunks, False):
+                transfers.append(self._transfer(False, recv.peer, part(stream, start, stop)))
+            self.where.update({**places, **homes})
+        return transfers
+
+    def _arrival(self, number: int, operation: RecvReduce) -> _Arrival:
+        """Cut a message that is reduced into pieces that land alternately in two places."""
+        cut = [
+            (chunks, start, stop)
+            for chunks in self._cut(operation.chunks)
+            for start, stop in self._pieces(chunks, True)
+        ]
+        longest = max((stop - start for _, start, stop in cut), default=0)
+        landings = [self._take(longest, number) for _ in cut[:2]]
+        arrival = _Arrival([], [])
+        for index, (chunks, start, stop) in enumerate(cut):
+            if start == 0:
+                own = stream_of(chunks, self.where)
+                places = self._with_scratch(chunks, number, self._targets(chunks, number))
+                into = stream_of(chunks, places)
+                self.where.update(places)
+            landing = part(landings[index % 2 : index % 2 + 1], 0, stop - start)
+            arrival.transfers.append(self._transfer(False, operation.peer, landing))
+            arrival.folds.append(
+                [
+                    (incoming, mine, target) if operation.side == LEFT else (mine, incoming, target)
+                    for mine, incoming, target in side_by_side(part(own, start, stop), landing, part(into, start, stop))
+                ]
+            )
+        return arrival
+
+    def _targets(self, chunks: Sequence[Chunk], number: int) -> dict[Chunk, Region]:
+        """Return where reduced chunks go: home if that is free, else where they are if that is scratch."""
+        targets = {}
+        for chunk in chunks:
+            if self._home_free(chunk, number, operand=self.where[chunk]):
+                targets[chunk] = self.home[chunk]
+            elif self.where[chunk].buffer == SCRATCH:
+                targets[chunk] = self.where[chunk]
+        return targets
+
+    def _copy(self, number: int, copy: Copy) -> None:
+        place = self._local_place(copy.dst, number, self.where[copy.src])
+        self.program.move(self.where[copy.src], place)
+        self.where[copy.dst] = place
+
+    def _combine(self, number: int, combine: Combine) -> None:
+        left, right = self.where[combine.left], self.where[combine.right]
+        place = self._local_place(combine.into, number, left)
+        if left.start != left.stop:
+            self.program.fold(left, right, place)
+        self.where[combine.into] = place
+
+    def _local_place(self, chunk: Chunk, number: int, operand: Region) -> Region:
+        homes = {chunk: self.home[chunk]} if self._home_free(chunk, number, operand) else {}
+        return self._with_scratch([chunk], number, homes)[chunk]
+
+    # Cutting
+
+    def _total(self, chunks: Sequence[Chunk]) -> int:
+        return sum(map(self.count, chunks))
+
+    def _cut(self, chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
+        """Cut a message where its chunks do not follow one another, if that makes few enough messages.
+
+        A message without chunks is a signal and stays; one whose chunks are all empty is dropped.
+        """
+        if len(chunks) <= 1:
+            return [chunks] if not chunks or self.count(chunks[0]) else []
+        runs = [chunks[first:last] for first, last in consecutive(chunks)]
+        runs = [run for run in runs if self._total(run)]
+        return runs if len(runs) <= self.options.cuts else [chunks]
+
+    def _pieces(self, chunks: Sequence[Chunk], reduced: bool) -> list[tuple[int, int]]:
+        """Cut a message into pieces that both ends agree on."""
+        count = self._total(chunks)
+        piece = min(self.options.piece, self.options.cap) if reduced else self.options.cap
+        if count <= piece:
+            return [(0, count)]
+        return [(start, min(start + piece, count)) for start in range(0, count, piece)]
+
+    def _reduced_at(self, number: int, send: Send) -> bool:
+        """Whether the peer reduces what we send; asked of its own rounds, and only if it changes the cut."""
+        if not self.primitive.combines or self._total(send.chunks) <= self.options.piece:
+            return False
+        if send.peer not in self.peers:
+            self.peers[send.peer] = [
+                tuple(one for one in as_round(operations) if isinstance(one, Message) and one.peer == self.rank)
+                for operations in self.algorithm.rounds(self.problem, send.peer)
+            ]
+        theirs = self.peers[send.peer][number] if number < len(self.peers[send.peer]) else ()
+        return any(isinstance(one, RecvReduce) and one.chunks == send.chunks for one in theirs)
+
+    def _transfer(self, outgoing: bool, peer: int, regions: Sequence[Region]) -> int:
+        ordinal = self.ordinals.get((outgoing, peer), 0)
+        self.ordinals[outgoing, peer] = ordinal + 1
+        return self.program.transfer(outgoing, peer, ordinal, regions)
+
+    # Places
+
+    def _take(self, count: int, last_round: int) -> Region:
+        start = self.scratch.take(count, last_round)
+        return Region(SCRATCH, start, start + count)
+
+    def _pack(self, regions: Sequence[Region], count: int, number: int) -> list[Region]:
+        packed = self._take(count, number)
+        for source, target in side_by_side(regions, [packed]):
+            self.program.move(source, target)
+        return [packed]
+
+    def _with_scratch(self, chunks: Sequence[Chunk], number: int, places: dict[Chunk, Region]) -> dict[Chunk, Region]:
+        """Return places for all chunks, in their order: as given, the others in scratch side by side."""
+        homeless = [chunk for chunk in chunks if chunk not in places]
+        if not homeless:
+            return places
+        last = max(number, *(self.last_read.get(chunk, NEVER) for chunk in homeless))
+        start = self.scratch.take(self._total(homeless), last)
+        result = {}
+        for chunk in chunks:
+            if chunk in places:
+                result[chunk] = places[chunk]
+            else:
+                result[chunk] = Region(SCRATCH, start, start + self.count(chunk))
+                start += self.count(chunk)
+        return result
+
+    def _home_free(self, chunk: Chunk, number: int, operand: Region | None = None) -> bool:
+        """Whether the chunk has a home into which it may be written in this round.
+
+        Only where buffers alias can a home hold another value that is still needed. `operand` is what is read in the
+        same step; it may lie exactly where the result goes, but not across it.
+        """
+        home = self.home.get(chunk)
+        if home is None:
+            return False
+        if not self.aliased or home == operand:
+            return True
+        if operand is not None and operand.overlaps(home):
+            return False
+        return not any(
+            other != chunk and region.overlaps(home) and self.last_read.get(other, NEVER) >= number
+            for other, region in self.where.items()
+        )
+
+    def _settle_final(self) -> None:
+        """Copy chunks that are final from the start to their homes, while the first messages are under way."""
+        final = [chunk for chunk in self.home if chunk in self.where and chunk not in self.written]
+        free = [chunk for chunk in final if self._home_free(chunk, 0, self.where[chunk])]
+        for source, target in joined((self.where[chunk], self.home[chunk]) for chunk in free):
+            self.program.move(source, target)
+        self.where.update((chunk, self.home[chunk]) for chunk in free)
+
+    def _settle(self) -> None:
+        """Copy what did not end at home to its home."""
+        left = [(self.where[chunk], home) for chunk, home in self.home.items() if self.where.get(chunk, home) != home]
+        for source, target in joined(left):
+            self.program.move(source, target)

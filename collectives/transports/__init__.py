@@ -1,0 +1,1 @@
+"""Ways to carry a layout's transfers between ranks."""

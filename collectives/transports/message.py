@@ -1,0 +1,87 @@
+"""Two-sided messages: each transfer of a layout is one persistent MPI request (MPI-5.0 section 3.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.layout import Region, Transfer
+
+WINDOW = 1 << 14
+"""How many tags a plan has. Two of its messages with one tag are this many apart, so never under way together."""
+
+
+class MessageTransport:
+    """Persistent requests for the transfers of one plan.
+
+    Messages are matched by tag, since requests that start together may start in any order: tag = the plan's first
+    tag + the ordinal of the message between its two ranks, modulo `WINDOW`.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        transfers: Sequence[Transfer],
+        arrays: Mapping[str, Any],
+        first_tag: int,
+        synchronous: bool = False,
+    ) -> None:
+        self._datatypes: list[MPI.Datatype] = []
+        self._arrays = arrays
+        self._outgoing = [one.outgoing for one in transfers]
+        send = comm.Ssend_init if synchronous else comm.Send_init
+        self._requests: list[MPI.Prequest] = [
+            (send if one.outgoing else comm.Recv_init)(
+                self._buffer(one.regions), one.peer, first_tag + one.ordinal % WINDOW
+            )
+            for one in transfers
+        ]
+
+    def _buffer(self, regions: Sequence[Region]) -> list[Any]:
+        if not regions:
+            return [None, 0, MPI.BYTE]
+        views = [self._arrays[one.buffer][one.start : one.stop] for one in regions]
+        if len(views) == 1:
+            return [views[0], views[0].nbytes, MPI.BYTE]
+        addresses = [MPI.Get_address(view) for view in views]
+        datatype = MPI.BYTE.Create_hindexed([view.nbytes for view in views], addresses).Commit()
+        self._datatypes.append(datatype)
+        return [MPI.BOTTOM, 1, datatype]
+
+    def start(self, transfers: Sequence[int]) -> Callable[[], Any]:
+        """Return a call that starts these transfers."""
+        requests = [self._requests[one] for one in transfers]
+        return requests[0].Start if len(requests) == 1 else partial(MPI.Prequest.Startall, requests)
+
+    def wait(self, transfers: Sequence[int]) -> Callable[[], Any]:
+        """Return a call that waits for these transfers."""
+        requests = [self._requests[one] for one in transfers]
+        return requests[0].Wait if len(requests) == 1 else partial(MPI.Request.Waitall, requests)
+
+    def test(self, transfers: Sequence[int]) -> Callable[[], bool]:
+        """Return a call that says whether these transfers are complete; it lets MPI make progress."""
+        requests = [self._requests[one] for one in transfers]
+        return partial(MPI.Request.Testall, requests)
+
+    def free(self) -> bool:
+        """Give the requests back; return False if some were still under way, so that buffers must stay alive.
+
+        A receive under way is cancelled. A send under way cannot be; MPI releases it when it completes.
+        """
+        idle = True
+        for request, outgoing in zip(self._requests, self._outgoing, strict=True):
+            if not request.Get_status():
+                if outgoing:
+                    idle = False
+                else:
+                    request.Cancel()
+                    request.Wait()
+            request.Free()
+        self._requests = []
+        for datatype in self._datatypes:
+            datatype.Free()
+        self._datatypes = []
+        return idle
