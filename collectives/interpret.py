@@ -77,7 +77,7 @@ class _Interpreter:
                 for one in instruction.transfers:
                     self._move(rank, one)
         elif isinstance(instruction, Wait):
-            return all([self._move(rank, one) for one in instruction.transfers])
+            return all(self._move(rank, one) for one in instruction.transfers)
         elif isinstance(instruction, Move):
             self._view(rank, instruction.target)[:] = self._view(rank, instruction.source)
         elif isinstance(instruction, Fold):

@@ -109,9 +109,8 @@ class _Prover:
 
     def _refuted(self, rank: int, number: int, fault: str) -> Refuted:
         root = f", root {self.problem.root}" if self.primitive.rooted else ""
-        return Refuted(
-            f"{self.primitive.name} {self.algorithm.label}, {self.nranks} ranks{root}: rank {rank}, round {number}: {fault}"
-        )
+        where = f"{self.primitive.name} {self.algorithm.label}, {self.nranks} ranks{root}"
+        return Refuted(f"{where}: rank {rank}, round {number}: {fault}")
 
     def _deadlock(self, stuck: list[_Rank]) -> str:
         waits = "; ".join(f"rank {one.rank} in round {one.number} of {one.operations}" for one in stuck[:4])

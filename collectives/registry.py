@@ -82,9 +82,7 @@ class Problem:
         if self.count < 0:
             raise ValueError(f"{self.primitive.name}: count {self.count} is negative")
         if not 0 <= self.root < self.nranks:
-            raise ValueError(
-                f"{self.primitive.name}: root {self.root} is outside the ranks 0 to {self.nranks - 1} of this communicator"
-            )
+            raise ValueError(f"{self.primitive.name}: root {self.root} is none of the ranks 0 to {self.nranks - 1}")
         if self.counts is not None and len(self.counts) != self.nranks:
             raise ValueError(
                 f"{self.primitive.name}: {len(self.counts)} counts for {self.nranks} ranks; give one for each rank"
@@ -129,8 +127,8 @@ class Algorithm:
     """A generator of rounds, what it needs, and how its plan is best carried out.
 
     `chunks` gives into how many chunks a vector is cut (vector primitives only). `parameters` are the generator's own
-    with their values, `how` what the plan is told beyond its defaults. `waits` is ``"round"`` (each round completes before the next) or ``"data"`` (an operation waits
-    only for what it touches).
+    with their values, `how` what the plan is told beyond its defaults. `waits` is ``"round"`` (each round completes
+    before the next) or ``"data"`` (an operation waits only for what it touches).
     """
 
     primitive: Primitive = field(repr=False)
@@ -400,14 +398,14 @@ class Primitive:
         return sum(self.chunk_count(problem, chunk, 1) for chunk in chunks)
 
     def plan(self, comm: Any, *buffers: Any, **options: Any) -> Any:
-        """Bind one call to a communicator and buffers; see `collectives.plan.make`."""
-        from collectives.plan import make  # only those who communicate load MPI
+        """Bind one call to a communicator and buffers; see `collectives.calls.make`."""
+        from collectives.calls import make  # only those who communicate load MPI
 
         return make(self, comm, *buffers, **options)
 
     def __call__(self, comm: Any, *buffers: Any, **options: Any) -> None:
-        """Carry out one call; see `collectives.plan.make` for the arguments. The plan is kept for the next call."""
-        from collectives.plan import call
+        """Carry out one call; see `collectives.calls.make` for the arguments. The plan is kept for the next call."""
+        from collectives.calls import call
 
         call(self, comm, *buffers, **options)
 

@@ -1,0 +1,106 @@
+"""From the arguments of a call to a problem, with the buffers checked against it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives import buffers
+from collectives.registry import Primitive, Problem
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A problem with this rank's arrays, checked."""
+
+    problem: Problem
+    rank: int
+    send: Any
+    recv: Any
+    dtype: Any
+
+
+def _is_in_place(array: Any) -> bool:
+    return array is MPI.IN_PLACE
+
+
+def bind(
+    primitive: Primitive,
+    comm: MPI.Intracomm,
+    arrays: tuple[Any, ...],
+    root: int,
+    count: int | None,
+    counts: Sequence[Any] | None,
+) -> Bound:
+    """Find out which problem the arguments are, and check the buffers against it."""
+    rank, nranks = comm.Get_rank(), comm.Get_size()
+    if primitive.one_buffer:
+        arrays = (None, *arrays)
+    if len(arrays) > 2:
+        raise TypeError(f"{primitive.name} takes at most two buffers, not {len(arrays)}")
+    send, recv = (*arrays, None, None)[:2]
+    in_place = _is_in_place(send) or _is_in_place(recv)
+    send = None if send is None or _is_in_place(send) else buffers.flat(send, "send")
+    recv = None if recv is None or _is_in_place(recv) else buffers.flat(recv, "receive")
+    if in_place and recv is None:  # MPI names the receive buffer IN_PLACE at a scatter's root
+        send, recv = None, send
+    frozen = None if counts is None else tuple(tuple(one) if isinstance(one, Sequence) else int(one) for one in counts)
+    if count is None:
+        count = _count(primitive, nranks, rank, root, send, recv, frozen)
+    problem = primitive.problem(nranks, count, root=root, counts=frozen, in_place=in_place)
+    one = send if send is not None else recv
+    bound = Bound(problem, rank, send, recv, None if one is None else one.dtype)
+    _check(bound)
+    return bound
+
+
+def _count(
+    primitive: Primitive, nranks: int, rank: int, root: int, send: Any, recv: Any, counts: tuple[Any, ...] | None
+) -> int:
+    """Derive the whole vector's elements from this rank's buffers."""
+    if counts is not None:
+        return sum(sum(one) if isinstance(one, tuple) else one for one in counts)
+    probe = primitive.problem(nranks, nranks, root=root)
+    shares = [(send, primitive.send_count(probe, rank)), (recv, primitive.recv_count(probe, rank))]
+    if primitive.one_buffer:
+        shares = [(recv, nranks)]
+    for array, share in sorted(shares, key=lambda one: -one[1]):
+        if array is not None and share:
+            return array.size * nranks // share
+    if primitive.send_count(probe, rank) or primitive.recv_count(probe, rank):
+        raise ValueError(f"{primitive.name}: rank {rank} passed no buffer; it has a part in this call")
+    return 0
+
+
+def _check(bound: Bound) -> None:
+    problem, rank, primitive = bound.problem, bound.rank, bound.problem.primitive
+    wanted = {"send": primitive.send_count(problem, rank), "receive": primitive.recv_count(problem, rank)}
+    aliasing = primitive.aliasing(problem, rank) if problem.in_place or primitive.one_buffer else None
+    if aliasing is not None:
+        wanted = {"send": 0, "receive": max(wanted["send"] + aliasing[0], wanted["receive"] + aliasing[1])}
+    elif problem.in_place and bound.send is None and wanted["send"]:
+        raise ValueError(f"{primitive.name}: there is no in-place form on rank {rank}; pass both buffers")
+    for (what, needed), array in zip(wanted.items(), (bound.send, bound.recv), strict=True):
+        if primitive.one_buffer and what == "send":
+            continue
+        if needed and array is None:
+            raise ValueError(
+                f"{primitive.name}: rank {rank} needs a {what} buffer of {needed} elements and passed none"
+            )
+        if needed and array.size != needed:
+            raise ValueError(
+                f"{primitive.name}: the {what} buffer of rank {rank} has {array.size} elements; {needed} are needed"
+            )
+    if bound.send is not None and bound.recv is not None:
+        if bound.send.dtype != bound.recv.dtype:
+            raise ValueError(
+                f"{primitive.name}: send buffer of {bound.send.dtype} and receive buffer of {bound.recv.dtype}; "
+                "both must have the same dtype"
+            )
+        if buffers.overlap(bound.send, bound.recv):
+            raise ValueError(
+                f"{primitive.name}: send and receive buffer overlap; pass MPI.IN_PLACE for an in-place call"
+            )

@@ -1,0 +1,1 @@
+"""What each strategy of parallel training communicates: the mesh of ranks, model shapes, and calls."""
