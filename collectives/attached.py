@@ -12,8 +12,11 @@ from mpi4py import MPI
 from collectives.transports.message import WINDOW
 
 
-class Freeable(Protocol):
-    """Something that holds MPI objects."""
+class CallablePlan(Protocol):
+    """A call made ready."""
+
+    def __call__(self) -> None:
+        """Carry it out."""
 
     def free(self) -> None:
         """Give them back."""
@@ -26,12 +29,14 @@ class Attached:
     comm: MPI.Intracomm
     nplans: int = 0
     first_tags: dict[Any, int] = field(default_factory=dict)
-    calls: OrderedDict[Any, Freeable] = field(default_factory=OrderedDict)
+    calls: OrderedDict[Any, CallablePlan] = field(default_factory=OrderedDict)
     kept_alive: list[Any] = field(default_factory=list)
 
     def next_first_tag(self) -> int:
         """Return the first tag of the next plan. Plans are made by all ranks in the same order, so all agree."""
-        windows = (self.comm.Get_attr(MPI.TAG_UB) + 1) // WINDOW
+        highest = self.comm.Get_attr(MPI.TAG_UB)
+        assert isinstance(highest, int)  # every communicator has this attribute
+        windows = (highest + 1) // WINDOW
         self.nplans += 1
         return (self.nplans - 1) % windows * WINDOW
 
@@ -54,7 +59,7 @@ def _keyval() -> int:
 def attached_to(comm: MPI.Intracomm) -> Attached:
     """Return what is attached to `comm`; the first time, all its ranks make the private communicator together."""
     attached = comm.Get_attr(_keyval())
-    if attached is None:
+    if not isinstance(attached, Attached):
         attached = Attached(comm.Dup())
         comm.Set_attr(_keyval(), attached)
     return attached

@@ -2,7 +2,7 @@
 
 from collectives.allgather import ring as allgather_ring
 from collectives.registry import Primitive, at_root, per_rank, per_segment, vector_piece, whole_vector
-from collectives.rounds import Recv, Rounds, Send, powers_of_two_below
+from collectives.rounds import Message, Recv, Rounds, Send, powers_of_two_below
 from collectives.scatter import binomial as scatter_binomial
 
 broadcast = Primitive(
@@ -46,7 +46,7 @@ def chain(rank: int, nranks: int, root: int, segments: int = 16) -> Rounds:
     position = (rank - root) % nranks
     for step in range(nranks - 1 + segments - 1):
         arriving, leaving = step - position + 1, step - position
-        operations = []
+        operations: list[Message] = []
         if position > 0 and 0 <= arriving < segments:
             operations.append(Recv((rank - 1) % nranks, arriving))
         if position < nranks - 1 and 0 <= leaving < segments:

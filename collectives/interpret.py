@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from collectives.layout import RECV, SCRATCH, SEND, Fold, Layout, Move, Region, Start, Wait
+from collectives.layout import Layout
+from collectives.program import Fold, Move, Start, Wait
+from collectives.regions import RECV, SCRATCH, SEND, Region
 
 
 class Deadlock(AssertionError):

@@ -15,18 +15,28 @@ Rules that keep a timed call short:
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from collectives.program import Instruction, Program, Transfer
+from collectives.regions import (
+    ALWAYS,
+    NOWHERE,
+    RECV,
+    SCRATCH,
+    SEND,
+    Region,
+    Scratch,
+    joined,
+    part,
+    side_by_side,
+    stream_of,
+)
 from collectives.registry import Algorithm, Problem, consecutive, offsets
 from collectives.rounds import LEFT, Chunk, Combine, Copy, Message, Recv, RecvReduce, Round, Send, as_round, as_rounds
 
-SEND, RECV, SCRATCH = "send", "recv", "scratch"
-
 NEVER = -1
-ALWAYS = 1 << 60
 LOOKAHEAD = 8
 """How many transfers may stay under way behind a round that waits only for data (bounds unexpected messages)."""
 
@@ -34,63 +44,6 @@ LOOKAHEAD = 8
 PIECE_NBYTES = 256 << 10
 PACK_FROM_NBYTES = 64 << 10
 CACHE_LINE_NBYTES = 64
-
-
-class Region(NamedTuple):
-    """Elements `start` to `stop` of one of the three buffers."""
-
-    buffer: str
-    start: int
-    stop: int
-
-    def overlaps(self, other: Region) -> bool:
-        """Whether the two regions share an element."""
-        return self.buffer == other.buffer and self.start < other.stop and other.start < self.stop
-
-
-NOWHERE = Region(SCRATCH, 0, 0)
-"""The place of an empty chunk that no message brought."""
-
-Regions: TypeAlias = tuple[Region, ...]
-
-
-class Transfer(NamedTuple):
-    """One message that is really sent: to or from `peer`, the `ordinal`-th of its direction, from these regions."""
-
-    outgoing: bool
-    peer: int
-    ordinal: int
-    regions: Regions
-
-
-class Start(NamedTuple):
-    """Start these transfers, in any order."""
-
-    transfers: tuple[int, ...]
-
-
-class Wait(NamedTuple):
-    """Wait until these transfers are complete."""
-
-    transfers: tuple[int, ...]
-
-
-class Move(NamedTuple):
-    """Copy `source` to `target`."""
-
-    source: Region
-    target: Region
-
-
-class Fold(NamedTuple):
-    """Put `left` op `right` into `into`, which may be one of them."""
-
-    left: Region
-    right: Region
-    into: Region
-
-
-Instruction: TypeAlias = Start | Wait | Move | Fold
 
 
 @dataclass(frozen=True)
@@ -155,177 +108,6 @@ def lay_out(problem: Problem, algorithm: Algorithm, rank: int, options: Options 
     return _Builder(problem, algorithm, rank, options or Options()).build()
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Regions
-
-
-def stream_of(chunks: Sequence[Chunk], places: Mapping[Chunk, Region]) -> list[Region]:
-    """Return the regions of `chunks` one after another, those that follow one another in memory joined."""
-    result: list[Region] = []
-    for chunk in chunks:
-        region = places[chunk]
-        if region.start == region.stop:
-            continue
-        if result and result[-1].buffer == region.buffer and result[-1].stop == region.start:
-            region = Region(region.buffer, result.pop().start, region.stop)
-        result.append(region)
-    return result
-
-
-def part(regions: Sequence[Region], start: int, stop: int) -> list[Region]:
-    """Return elements `start` to `stop` of the stream that `regions` form one after another."""
-    if len(regions) == 1:
-        buffer, first, _ = regions[0]
-        return [Region(buffer, first + start, first + stop)]
-    result, position = [], 0
-    for buffer, first, last in regions:
-        low, high = max(start - position, 0), min(stop - position, last - first)
-        if low < high:
-            result.append(Region(buffer, first + low, first + high))
-        position += last - first
-    return result
-
-
-def side_by_side(*streams: Sequence[Region]) -> Iterator[tuple[Region, ...]]:
-    """Cut streams of equal length into tuples of equally long regions."""
-    if all(len(stream) == 1 for stream in streams):
-        yield tuple(stream[0] for stream in streams)
-        return
-    rests = [list(reversed(stream)) for stream in streams]
-    while rests[0]:
-        heads = [rest.pop() for rest in rests]
-        step = min(head.stop - head.start for head in heads)
-        yield tuple(Region(head.buffer, head.start, head.start + step) for head in heads)
-        for rest, head in zip(rests, heads, strict=True):
-            if head.start + step < head.stop:
-                rest.append(Region(head.buffer, head.start + step, head.stop))
-
-
-def joined(moves: Iterable[tuple[Region, Region]]) -> list[tuple[Region, Region]]:
-    """Join moves whose sources and targets both follow one another."""
-    result: list[tuple[Region, Region]] = []
-    for source, target in moves:
-        if result:
-            before, onto = result[-1]
-            if (before.buffer, before.stop, onto.stop) == (source.buffer, source.start, target.start):
-                result[-1] = (
-                    Region(before.buffer, before.start, source.stop),
-                    Region(onto.buffer, onto.start, target.stop),
-                )
-                continue
-        result.append((source, target))
-    return result
-
-
-class _Scratch:
-    """Elements of scratch, taken first fit and given back after the round in which they were last needed."""
-
-    def __init__(self, align: int) -> None:
-        self.align = align
-        self.count = 0
-        self.free: list[tuple[int, int]] = []
-        self.expiring: list[tuple[int, int, int]] = []
-
-    def take(self, count: int, last_round: int) -> int:
-        """Return the start of `count` elements that stay taken through `last_round`."""
-        room = -(-count // self.align) * self.align
-        for index, (start, stop) in enumerate(self.free):
-            if stop - start >= room:
-                self.free[index : index + 1] = [(start + room, stop)] if stop - start > room else []
-                break
-        else:
-            start = self.count
-            if self.free and self.free[-1][1] == self.count:  # grow the last hole
-                start = self.free.pop()[0]
-            self.count = start + room
-        if last_round < ALWAYS:
-            heapq.heappush(self.expiring, (last_round, start, start + room))
-        return start
-
-    def expire(self, after_round: int) -> None:
-        """Give back what was needed through `after_round` at most."""
-        while self.expiring and self.expiring[0][0] <= after_round:
-            _, start, stop = heapq.heappop(self.expiring)
-            holes = sorted([*self.free, (start, stop)])
-            self.free = [holes[0]]
-            for low, high in holes[1:]:
-                if low == self.free[-1][1]:
-                    self.free[-1] = (self.free[-1][0], high)
-                else:
-                    self.free.append((low, high))
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The program
-
-
-@dataclass
-class _Program:
-    """Instructions in order, with each wait put where the next instruction needs it."""
-
-    transfers: list[Transfer] = field(default_factory=list)
-    instructions: list[Instruction] = field(default_factory=list)
-    under_way: dict[int, Transfer] = field(default_factory=dict)
-
-    def transfer(self, outgoing: bool, peer: int, ordinal: int, regions: Sequence[Region]) -> int:
-        self.transfers.append(Transfer(outgoing, peer, ordinal, tuple(regions)))
-        return len(self.transfers) - 1
-
-    def start(self, transfers: Sequence[int]) -> None:
-        """Start transfers: at once those that touch nothing under way, the others after what they touch."""
-        if not transfers:
-            return
-        if self.under_way:
-            blocked = [
-                self._touched(one.regions, not one.outgoing) for one in map(self.transfers.__getitem__, transfers)
-            ]
-            self._start([one for one, touched in zip(transfers, blocked, strict=True) if not touched])
-            self.wait(late for touched in blocked for late in touched)
-            self._start([one for one, touched in zip(transfers, blocked, strict=True) if touched])
-        else:
-            self._start(transfers)
-
-    def _start(self, transfers: Sequence[int]) -> None:
-        if transfers:
-            self.instructions.append(Start(tuple(transfers)))
-            self.under_way.update((one, self.transfers[one]) for one in transfers)
-
-    def wait(self, transfers: Iterable[int]) -> None:
-        waited = tuple(one for one in dict.fromkeys(transfers) if one in self.under_way)
-        if waited:
-            self.instructions.append(Wait(waited))
-            for one in waited:
-                del self.under_way[one]
-
-    def wait_all(self) -> None:
-        self.wait(list(self.under_way))
-
-    def wait_all_but(self, newest: int) -> None:
-        """Wait for all but the `newest` so many transfers under way."""
-        if len(self.under_way) > newest:
-            self.wait(list(self.under_way)[: len(self.under_way) - newest])
-
-    def move(self, source: Region, target: Region) -> None:
-        if source != target and source.start != source.stop:
-            self.wait([*self._touched((source,), False), *self._touched((target,), True)])
-            self.instructions.append(Move(source, target))
-
-    def fold(self, left: Region, right: Region, into: Region) -> None:
-        self.wait([*self._touched((left, right), False), *self._touched((into,), True)])
-        self.instructions.append(Fold(left, right, into))
-
-    def _touched(self, regions: Sequence[Region], written: bool) -> list[int]:
-        """Return the transfers under way that must be complete before `regions` are read or written."""
-        touched = []
-        for one, transfer in self.under_way.items():
-            if written or not transfer.outgoing:
-                for buffer, start, stop in transfer.regions:
-                    for other, first, last in regions:
-                        if start < last and first < stop and buffer == other:
-                            touched.append(one)
-        return touched
-
-
 class _Arrival(NamedTuple):
     """A message that is reduced on arrival: its pieces, and for each what is combined where."""
 
@@ -341,8 +123,8 @@ class _Builder:
         self.primitive = problem.primitive
         self.nchunks = algorithm.nchunks(problem.nranks)
         self.rounds = as_rounds(algorithm.rounds(problem, rank))
-        self.program = _Program()
-        self.scratch = _Scratch(options.align)
+        self.program = Program()
+        self.scratch = Scratch(options.align)
         self.ordinals: dict[tuple[bool, int], int] = {}
         self.peers: dict[int, list[Round]] = {}
         self.counts: dict[Chunk, int] = {}

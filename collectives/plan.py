@@ -12,7 +12,9 @@ from typing import Any
 from collectives import buffers
 from collectives.attached import Attached
 from collectives.bind import Bound
-from collectives.layout import RECV, SCRATCH, SEND, Layout, Move, Region, Start, Wait
+from collectives.layout import Layout
+from collectives.program import Move, Start, Wait
+from collectives.regions import RECV, SCRATCH, SEND, Region
 from collectives.transports.message import MessageTransport
 
 

@@ -163,7 +163,7 @@ def among(
 def with_chunks(rounds: Iterable[Round | Operation], chunks: Sequence[Chunk]) -> Rounds:
     """Let every message of `rounds` carry `chunks`: an algorithm on one chunk becomes one on several."""
     for one in rounds:
-        messages = []
+        messages: list[Message] = []
         for message in as_round(one):
             if isinstance(message, RecvReduce):
                 messages.append(RecvReduce(message.peer, *chunks, side=message.side))

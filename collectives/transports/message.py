@@ -8,7 +8,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.layout import Region, Transfer
+from collectives.program import Transfer
+from collectives.regions import Region
 
 WINDOW = 1 << 14
 """How many tags a plan has. Two of its messages with one tag are this many apart, so never under way together."""
@@ -33,7 +34,7 @@ class MessageTransport:
         self._arrays = arrays
         self._outgoing = [one.outgoing for one in transfers]
         send = comm.Ssend_init if synchronous else comm.Send_init
-        self._requests: list[MPI.Prequest] = [
+        self._requests: list[Any] = [
             (send if one.outgoing else comm.Recv_init)(
                 self._buffer(one.regions), one.peer, first_tag + one.ordinal % WINDOW
             )

@@ -1,0 +1,128 @@
+"""Regions of a rank's buffers, and how streams of them are joined and cut. No MPI, no arrays."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from collectives.rounds import Chunk
+
+SEND, RECV, SCRATCH = "send", "recv", "scratch"
+
+ALWAYS = 1 << 60
+"""A round after all others."""
+
+
+class Region(NamedTuple):
+    """Elements `start` to `stop` of one of the three buffers."""
+
+    buffer: str
+    start: int
+    stop: int
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether the two regions share an element."""
+        return self.buffer == other.buffer and self.start < other.stop and other.start < self.stop
+
+
+NOWHERE = Region(SCRATCH, 0, 0)
+"""The place of an empty chunk that no message brought."""
+
+Regions: TypeAlias = tuple[Region, ...]
+
+
+def stream_of(chunks: Sequence[Chunk], places: Mapping[Chunk, Region]) -> list[Region]:
+    """Return the regions of `chunks` one after another, those that follow one another in memory joined."""
+    result: list[Region] = []
+    for chunk in chunks:
+        region = places[chunk]
+        if region.start == region.stop:
+            continue
+        if result and result[-1].buffer == region.buffer and result[-1].stop == region.start:
+            region = Region(region.buffer, result.pop().start, region.stop)
+        result.append(region)
+    return result
+
+
+def part(regions: Sequence[Region], start: int, stop: int) -> list[Region]:
+    """Return elements `start` to `stop` of the stream that `regions` form one after another."""
+    if len(regions) == 1:
+        buffer, first, _ = regions[0]
+        return [Region(buffer, first + start, first + stop)]
+    result, position = [], 0
+    for buffer, first, last in regions:
+        low, high = max(start - position, 0), min(stop - position, last - first)
+        if low < high:
+            result.append(Region(buffer, first + low, first + high))
+        position += last - first
+    return result
+
+
+def side_by_side(*streams: Sequence[Region]) -> Iterator[tuple[Region, ...]]:
+    """Cut streams of equal length into tuples of equally long regions."""
+    if all(len(stream) == 1 for stream in streams):
+        yield tuple(stream[0] for stream in streams)
+        return
+    rests = [list(reversed(stream)) for stream in streams]
+    while rests[0]:
+        heads = [rest.pop() for rest in rests]
+        step = min(head.stop - head.start for head in heads)
+        yield tuple(Region(head.buffer, head.start, head.start + step) for head in heads)
+        for rest, head in zip(rests, heads, strict=True):
+            if head.start + step < head.stop:
+                rest.append(Region(head.buffer, head.start + step, head.stop))
+
+
+def joined(moves: Iterable[tuple[Region, Region]]) -> list[tuple[Region, Region]]:
+    """Join moves whose sources and targets both follow one another."""
+    result: list[tuple[Region, Region]] = []
+    for source, target in moves:
+        if result:
+            before, onto = result[-1]
+            if (before.buffer, before.stop, onto.stop) == (source.buffer, source.start, target.start):
+                result[-1] = (
+                    Region(before.buffer, before.start, source.stop),
+                    Region(onto.buffer, onto.start, target.stop),
+                )
+                continue
+        result.append((source, target))
+    return result
+
+
+class Scratch:
+    """Elements of scratch, taken first fit and given back after the round in which they were last needed."""
+
+    def __init__(self, align: int) -> None:
+        self.align = align
+        self.count = 0
+        self.free: list[tuple[int, int]] = []
+        self.expiring: list[tuple[int, int, int]] = []
+
+    def take(self, count: int, last_round: int) -> int:
+        """Return the start of `count` elements that stay taken through `last_round`."""
+        room = -(-count // self.align) * self.align
+        for index, (start, stop) in enumerate(self.free):
+            if stop - start >= room:
+                self.free[index : index + 1] = [(start + room, stop)] if stop - start > room else []
+                break
+        else:
+            start = self.count
+            if self.free and self.free[-1][1] == self.count:  # grow the last hole
+                start = self.free.pop()[0]
+            self.count = start + room
+        if last_round < ALWAYS:
+            heapq.heappush(self.expiring, (last_round, start, start + room))
+        return start
+
+    def expire(self, after_round: int) -> None:
+        """Give back what was needed through `after_round` at most."""
+        while self.expiring and self.expiring[0][0] <= after_round:
+            _, start, stop = heapq.heappop(self.expiring)
+            holes = sorted([*self.free, (start, stop)])
+            self.free = [holes[0]]
+            for low, high in holes[1:]:
+                if low == self.free[-1][1]:
+                    self.free[-1] = (self.free[-1][0], high)
+                else:
+                    self.free.append((low, high))
