@@ -1,0 +1,269 @@
+"""The command line of the sweep: argument words in, one frozen `Options` out, or a UsageError."""
+
+import argparse
+import difflib
+import math
+import re
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from bench import __version__
+from bench.sizes import geometric, parse_size
+from bench.usage import UsageError
+
+DTYPES = ("float32", "float64", "int32", "int64", "uint8")
+OPS = ("sum", "prod", "max", "min")
+DEVICES = ("auto", "cpu", "cuda")
+
+EXAMPLES = """\
+examples:
+  mpirun -n 8 python -m bench.sweep
+  mpirun -n 4 python -m bench.sweep allreduce -b 1K -e 64M -f 4
+  mpirun -n 4 python -m bench.sweep broadcast -a binomial,chain:segments=16 -d float32,float64
+
+SIZE is the whole vector in bytes, as nccl-tests counts it: 8, 4K, 1.5M, 2GiB, in powers of 1024.
+"""
+
+
+@dataclass(frozen=True)
+class AlgorithmSpec:
+    """An algorithm asked for by name, with its parameters; its text is what was typed: `chain:segments=16`."""
+
+    name: str
+    parameters: tuple[tuple[str, int | str], ...] = ()
+
+    def __str__(self) -> str:
+        return ":".join([self.name, *(f"{key}={value}" for key, value in self.parameters)])
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to sweep and how, checked."""
+
+    show: Literal["sweep", "list", "help", "version"]  # what the command is to do
+    primitives: tuple[str, ...]
+    min_bytes: int
+    max_bytes: int
+    factor: float
+    algorithms: tuple[AlgorithmSpec, ...]  # empty: all of each primitive
+    dtypes: tuple[str, ...]
+    ops: tuple[str, ...]
+    root: int
+    iters: int  # samples of each contender at a point
+    warmup: int  # calls of each contender before its first sample
+    max_seconds: float  # of sampling at a point; 0: no limit
+    check: bool
+    output: Path | None  # None: a new folder under results/
+    device: str
+    plots: bool
+    quiet: bool
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes to measure, in bytes."""
+        return geometric(self.min_bytes, self.max_bytes, self.factor)
+
+
+def parse(
+    argv: Sequence[str], nranks: int, primitives: Sequence[str], algorithms: Mapping[str, Collection[str]]
+) -> Options:
+    """Return the options in the words `argv` of a sweep of `nranks` ranks.
+
+    primitives: the names that can be chosen, in the order in which all of them are swept.
+    algorithms: the names of each primitive's contenders, native ones included.
+
+    Raises UsageError for whatever can be found wrong without MPI, a file system or a device.
+    """
+    words = _words(argv)
+    if words.help or words.version:
+        words = _words(["--help"] if words.help else ["--version"])  # whatever else was typed does not matter
+    chosen = _known(words.primitives, "PRIMITIVE", "primitive", primitives) or tuple(primitives)
+    contenders = [name for primitive in chosen for name in algorithms[primitive]]
+    options = Options(
+        show="help" if words.help else "version" if words.version else "list" if words.list else "sweep",
+        primitives=chosen,
+        min_bytes=parse_size(words.min_bytes, "--min-bytes"),
+        max_bytes=parse_size(words.max_bytes, "--max-bytes"),
+        factor=_number(words.factor, "--factor", "must be a number above 1, such as 2 or 8"),
+        algorithms=tuple(_algorithm(text, contenders) for text in _listed(words.algorithm) if words.algorithm),
+        dtypes=_known(_listed(words.dtype), "--dtype", "dtype", DTYPES),
+        ops=_known(_listed(words.op), "--op", "op", OPS),
+        root=_integer(words.root, "--root", 0, nranks - 1, f"the ranks of this run are 0 to {nranks - 1}"),
+        iters=_integer(words.iters, "--iters", 1, None, "must be a whole number, 1 or more"),
+        warmup=_integer(words.warmup, "--warmup", 0, None, "must be a whole number, 0 or more"),
+        max_seconds=_number(words.max_seconds, "--max-seconds", "must be a number of seconds; 0 is no limit", least=0),
+        check=bool(_integer(words.check, "--check", 0, 1, "must be 1 to check every result or 0 not to")),
+        output=None if words.output is None else Path(words.output),
+        device=_known([words.device], "--device", "device", DEVICES)[0],
+        plots=not words.no_plots,
+        quiet=words.quiet,
+    )
+    geometric(options.min_bytes, options.max_bytes, options.factor)  # raises where they give no sweep
+    return options
+
+
+def parse_or_exit(
+    argv: Sequence[str], rank: int, nranks: int, primitives: Sequence[str], algorithms: Mapping[str, Collection[str]]
+) -> Options:
+    """Parse as `parse` does; answer --help and --version with status 0 and what cannot be used with 2.
+
+    Every rank exits with the same status and rank 0 alone prints: the one place of this module that does either.
+    """
+    try:
+        options = parse(argv, nranks, primitives, algorithms)
+    except UsageError as error:
+        if rank == 0:
+            print(f"bench.sweep: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    answers = {"help": _parser().format_help().rstrip(), "version": f"collbench {__version__}"}
+    if options.show in answers:
+        if rank == 0:
+            print(answers[options.show], flush=True)
+        sys.exit(0)
+    return options
+
+
+def default_output(now: datetime, host: str, nranks: int) -> Path:
+    """Return `results/<UTC time>-<host>-n<ranks>`, whose names sort by time. `now` knows its time zone."""
+    utc = now.astimezone(timezone.utc)
+    return Path("results") / f"{utc:%Y%m%dT%H%M%SZ}-{host.split('.')[0]}-n{nranks}"
+
+
+def check_output(folder: Path) -> None:
+    """Raise UsageError where `folder` cannot become the folder of a new run; make nothing.
+
+    Asks the file system, so one rank does it for all.
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UsageError("--output", folder, "is a file: name a new folder")
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError("--output", folder, "exists and is not empty: name a new folder or empty this one")
+        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        # Permission bits say little (root, read-only mounts, quotas); a nameless file that is gone at once says all.
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        remedy = f"cannot be written, {error.strerror}: name a folder where you may write"
+        raise UsageError("--output", folder, remedy) from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """Splits words into options and raises UsageError instead of printing and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise for an option without its value, or with one it does not take."""
+        match = re.fullmatch(r"argument (?:-\w/)?(?P<option>-[\w-]+): (?P<reason>.*)", message)
+        option, reason = (match["option"], match["reason"]) if match else ("the command line", message)
+        raise UsageError(option, "", f"{reason}; --help shows how it is used")
+
+
+def _words(argv: Sequence[str]) -> argparse.Namespace:
+    words, unknown = _parser().parse_known_intermixed_args(argv)
+    if unknown:
+        options = ["--" + name.replace("_", "-") for name in vars(words)]
+        raise UsageError(
+            "bench.sweep", unknown[0], f"{_nearest(unknown[0], options)}--help lists them", "unknown option"
+        )
+    return words
+
+
+def _listed(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _known(values: Collection[str], option: str, what: str, known: Collection[str]) -> tuple[str, ...]:
+    """Return the values, each once. Raises UsageError for one that is not known."""
+    for value in values:
+        if value not in known:
+            remedy = f"{_nearest(value, known)}known: {', '.join(dict.fromkeys(known))}"
+            raise UsageError(option, value, remedy, f"unknown {what}")
+    return tuple(dict.fromkeys(values))
+
+
+def _nearest(value: str, known: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(value, known, 1, cutoff=0.7)
+    return f"did you mean {nearest[0]}? " if nearest else ""
+
+
+def _algorithm(text: str, contenders: Collection[str]) -> AlgorithmSpec:
+    """Return `name:key=value:...` as a spec; values are whole numbers, sizes or words."""
+    name, *pairs = text.split(":")
+    _known([name], "--algorithm", "algorithm", contenders)
+    parameters: list[tuple[str, int | str]] = []
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if not (key.isidentifier() and value):
+            raise UsageError("--algorithm", text, "parameters are key=value, as in chain:segments=16")
+        parameters.append((key, value if value.isidentifier() else parse_size(value, f"{key} in --algorithm {text}")))
+    return AlgorithmSpec(name, tuple(parameters))
+
+
+def _number(text: str, option: str, remedy: str, least: float = -math.inf) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= least):
+        raise UsageError(option, text, remedy)
+    return number
+
+
+def _integer(text: str, option: str, least: int, most: int | None, remedy: str) -> int:
+    if not re.fullmatch("-?[0-9]{1,18}", text) or int(text) < least or (most is not None and int(text) > most):
+        raise UsageError(option, text, remedy)
+    return int(text)
+
+
+def _parser() -> _Parser:
+    # Values stay text here, so that every one of them is checked, and refused in the same words, by `parse`.
+    parser = _Parser(
+        usage="mpirun -n RANKS python -m bench.sweep [PRIMITIVE ...] [options]",
+        description="Measure collectives, native and hand-written, over a sweep of sizes, and check every result.",
+        epilog=EXAMPLES,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32),
+        allow_abbrev=False,
+        add_help=False,
+    )
+    what, sizes, how, output = map(
+        parser.add_argument_group, ("what to measure", "message sizes", "how to measure", "output")
+    )
+
+    def valued(group: argparse._ArgumentGroup, flags: str, metavar: str, default: str, meaning: str) -> None:
+        group.add_argument(
+            *flags.split(), metavar=metavar, default=default, help=f"{meaning} (default: {default or 'all'})"
+        )
+
+    what.add_argument(
+        "primitives", nargs="*", metavar="PRIMITIVE", help="such as allreduce or broadcast (default: all)"
+    )
+    names = "contenders, with parameters as in chain:segments=16; native, the baseline, is measured in any case"
+    valued(what, "-a --algorithm", "NAME,...", "", names)
+    valued(what, "-d --dtype", "TYPE,...", "float32", ", ".join(DTYPES))
+    valued(what, "--op", "OP,...", "sum", f"how values are combined: {', '.join(OPS)}")
+    valued(what, "-r --root", "RANK", "0", "of rooted primitives")
+    valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")
+    valued(sizes, "-b --min-bytes", "SIZE", "8", "the first size")
+    valued(sizes, "-e --max-bytes", "SIZE", "16M", "no size is above it; measured where the factor leads to it")
+    valued(sizes, "-f --factor", "X", "8", "from each size to the next")
+    valued(how, "-n --iters", "N", "50", "timed calls of each contender at a point")
+    valued(how, "-w --warmup", "N", "3", "calls of each contender before the first timed one")
+    valued(how, "--max-seconds", "S", "1", "ends the timed calls of a point, even before --iters; 0 never does")
+    valued(how, "-c --check", "0|1", "1", "compare every contender's result, before and after it is timed")
+    output.add_argument(
+        "-o", "--output", metavar="DIR", help="a new or empty folder (default: results/<UTC time>-<host>-n<ranks>)"
+    )
+    for flags, meaning in (
+        ("--no-plots", "leave the pictures to python -m bench.report"),
+        ("-q --quiet", "no progress line and no table, only the files"),
+        ("--list", "list primitives and their algorithms, measure nothing"),
+        ("--version", "print the version, measure nothing"),
+        ("-h --help", "print this, measure nothing"),
+    ):
+        output.add_argument(*flags.split(), action="store_true", help=meaning)
+    return parser

@@ -1,0 +1,206 @@
+"""`python -m bench.report DIR`: write `report.md` beside the rows of a run, with its tables, pictures and machine."""
+
+import argparse
+import html
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.plots import draw
+from bench.rows import ROWS_FILE, RUN_FILE, RowsError, read_rows, read_run
+from bench.sizes import format_size
+from bench.tables import best_handwritten, drawable, measured, sweeps
+from bench.usage import UsageError
+
+REPORT_FILE = "report.md"
+RESULTS_FOLDER = Path("results")
+NEWEST = "newest"
+
+RATIO = (
+    "Native time over the algorithm's time, the median of paired samples with its 95% interval: above 1, the "
+    "hand-written algorithm is faster."
+)
+MEASURES = {
+    "Median time in µs": "time_us_p50",
+    "Bus bandwidth in GB/s (1e9 bytes a second)": "busbw_GBps",
+    "Native time over this time": "native_ratio",
+}
+
+WIDE = 2.0  # p95 over p5 from which a row's time is called unsteady
+FEW = 6  # samples below which a 95% interval is no narrower than their whole range
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report that the command line asks for; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
+    parser.add_argument(
+        "folder", metavar="DIR", nargs="?", default=NEWEST, help="folder of a run (default: the newest in results/)"
+    )
+    folder = parser.parse_args(argv).folder
+    try:
+        report = write(newest(RESULTS_FOLDER) if folder == NEWEST else Path(folder))
+    except (UsageError, RowsError) as error:
+        print(f"bench.report: {error}", file=sys.stderr)
+        return 2
+    print(report)
+    return 0
+
+
+def newest(results: Path) -> Path:
+    """Return the run whose rows were written last. Raises UsageError where there is none."""
+    rows = sorted(results.glob(f"*/{ROWS_FILE}"), key=lambda path: path.stat().st_mtime)
+    if not rows:
+        raise UsageError("DIR", NEWEST, f"no run in {results}/ has rows: make one with make sweep, or name a folder")
+    return rows[-1].parent
+
+
+def write(folder: Path) -> Path:
+    """Draw the pictures of the run in `folder` and write its report; return the report's path.
+
+    Every `rows*.csv` of the folder is read, so rows of several runs can be put side by side. Raises UsageError where
+    there is nothing to report, RowsError where a file is not one of rows.
+    """
+    files = sorted(folder.glob("rows*.csv"))
+    if not files:
+        raise UsageError("DIR", folder, f"has no {ROWS_FILE}: name the folder of a run")
+    rows, notices = read_rows(*files)
+    if not rows:
+        raise UsageError("DIR", folder, "; ".join(notices))
+    try:
+        facts = read_run(folder)
+    except FileNotFoundError:
+        facts = {}
+        notices.append(f"{folder / RUN_FILE}: missing, so this report knows nothing of the machine")
+    pictures = {name: [path.relative_to(folder) for path in paths] for name, paths in draw(rows, folder).items()}
+    report = folder / REPORT_FILE
+    report.write_text(markdown(folder.resolve().name, rows, facts, pictures, notices), encoding="utf-8")
+    return report
+
+
+def markdown(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    pictures: Mapping[str, Sequence[Path]],
+    notices: Sequence[str],
+) -> str:
+    """Return the report as Markdown text.
+
+    name: of the run. rows: as read. facts: of `run.json`, of any shape. pictures: by sweep, as `plots.draw` returns
+    them, relative to the report. notices: of the reader.
+    """
+    table = measured(rows)
+    parts = [f"# {name}"]
+    cautions = [*warnings(rows), *notices]
+    if cautions:
+        parts += ["## Warnings", "\n".join(f"- {_escaped(caution)}" for caution in cautions)]
+    best = best_handwritten(table)
+    if not best.empty:
+        parts += ["## Best hand-written algorithm against the MPI library", RATIO, _summary(best)]
+    parts += _shown("all primitives", pictures.get("", ()))
+    for sweep, part in sweeps(table):
+        parts += [f"## {sweep}", *_shown(sweep, pictures.get(sweep, ()))]
+        for caption, column in MEASURES.items():
+            if not drawable(part, column).empty:
+                parts += [f"{caption}:", _by_size(part, column)]
+    left_out = [row for row in rows if row["status"] != "ok"]
+    if left_out:
+        parts += ["## Left out", "Rows without a measurement that counts.", _left_out(left_out)]
+    if facts:
+        parts += ["## Machine", _table(("fact", "value"), _flat(facts))]
+    return "\n\n".join(parts) + "\n"
+
+
+def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each reason not to take the rows at face value, with what would help."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    found = {
+        "more ranks than CPUs, so times hold waiting for a turn to run; use as many ranks as there are CPUs": [
+            row for row in ok if row["oversubscribed"]
+        ],
+        f"95th percentile of time over {WIDE:g} times the 5th; leave the machine alone, or raise --iters": [
+            row for row in ok if (row["time_us_p95"] or 0) > WIDE * (row["time_us_p5"] or math.inf)
+        ],
+        f"fewer than {FEW} samples; raise --iters or --max-seconds": [row for row in ok if row["iters"] < FEW],
+        "results not checked; run with --check 1": [row for row in ok if row["wrong"] is None],
+        "wrong results, which count nowhere; see Left out": [row for row in rows if row["status"] == "wrong"],
+        "failed; see Left out": [row for row in rows if row["status"] == "failed"],
+    }
+    return [f"{len(which)} of {len(rows)} rows: {sentence}." for sentence, which in found.items() if which]
+
+
+def _summary(best: pd.DataFrame) -> str:
+    """Return sweeps x sizes; a cell has the best algorithm, its ratio and the interval."""
+    cells = {}
+    for row in best.to_dict("records"):
+        interval = f" ({row['native_ratio_low']:.2f} to {row['native_ratio_high']:.2f})"
+        known = not math.isnan(row["native_ratio_low"] + row["native_ratio_high"])
+        ratio = f"**{row['native_ratio']:.2f}**{interval if known else ''}"
+        cells[row["sweep"], row["nbytes"]] = f"{ratio}<br>{row['contender']}"
+    sizes = sorted(best["nbytes"].unique().tolist())
+    return _table(
+        ("primitive", *(format_size(nbytes) for nbytes in sizes)),
+        ((sweep, *(cells.get((sweep, nbytes), "") for nbytes in sizes)) for sweep in best["sweep"].unique()),
+    )
+
+
+def _by_size(rows: pd.DataFrame, column: str) -> str:
+    """Return sizes x contenders; the best of each size is bold."""
+    contenders = list(rows["contender"].unique())
+    lines = []
+    for nbytes, part in rows.groupby("nbytes"):
+        values = drawable(part, column).set_index("contender")[column]
+        best = values.min() if column == "time_us_p50" else values.max()
+        cells = [_number(values.get(name), values.get(name) == best) for name in contenders]
+        lines.append((format_size(int(str(nbytes))), *cells))
+    return _table(("size", *contenders), lines)
+
+
+def _left_out(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what was skipped, wrong or failed; sizes with the same reason share a line."""
+    sizes: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        same = tuple(str(row[column]) for column in ("primitive", "algorithm", "dtype", "op", "status", "reason"))
+        sizes.setdefault(same, []).append(format_size(row["nbytes"]))
+    header = ("primitive", "algorithm", "dtype", "op", "status", "reason", "sizes")
+    return _table(header, ((*map(_escaped, same), ", ".join(dict.fromkeys(which))) for same, which in sizes.items()))
+
+
+def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield facts, those inside of others under `outer.inner`."""
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield _escaped(above + key), _escaped(text)
+
+
+def _shown(name: str, pictures: Sequence[Path]) -> list[str]:
+    return [f"![{name}: {path.stem.rsplit('_', 1)[-1]}]({path.as_posix()})" for path in pictures]
+
+
+def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rule = ["---"] * len(header)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *lines))
+
+
+def _number(value: float | None, bold: bool) -> str:
+    """Return three digits, without an exponent; nothing for a value that cannot be drawn."""
+    if value is None:
+        return ""
+    text = f"{value:,.0f}" if value >= 100 else f"{value:#.3g}" if value >= 1e-4 else f"{value:.6f}"
+    return f"**{text}**" if bold else text
+
+
+def _escaped(text: str) -> str:
+    """Return text that Markdown shows as it is, in a table too."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

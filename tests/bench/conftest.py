@@ -1,0 +1,138 @@
+"""A made-up machine whose rows are the same every time, for the modules that read rows."""
+
+import math
+from dataclasses import asdict
+
+import pytest
+from hypothesis import settings
+
+from bench.rows import Row, algbw_GBps, busbw_GBps
+
+# A busy machine makes any one example slow; only results are tested here.
+settings.register_profile("bench", deadline=None)
+settings.load_profile("bench")
+
+SIZES = (8, 64, 512, 4096, 32768, 262144, 2097152, 16777216)
+
+# Rounds and times the vector crosses the busiest link, as functions of the number of ranks.
+COSTS = {
+    "allreduce": {
+        "ring": (lambda n: 2 * (n - 1), lambda n: 2 * (n - 1) / n),
+        "recursive_doubling": (lambda n: math.log2(n), lambda n: math.log2(n)),
+        "rabenseifner": (lambda n: 2 * math.log2(n), lambda n: 2.2 * (n - 1) / n),
+        "spread": (lambda n: 2.4, lambda n: 1.7 * (n - 1) / n),
+        "reduce_broadcast": (lambda n: 2 * math.log2(n), lambda n: 2 * math.log2(n)),
+    },
+    "allgather": {
+        "ring": (lambda n: n - 1, lambda n: (n - 1) / n),
+        "bruck": (lambda n: math.log2(n), lambda n: 1.3 * (n - 1) / n),
+        "gather_broadcast": (lambda n: 1 + math.log2(n), lambda n: 2.5),
+    },
+    "reduce_scatter": {
+        "pairwise": (lambda n: n - 1, lambda n: (n - 1) / n),
+        "reduce_then_scatter": (lambda n: 1 + math.log2(n), lambda n: 2.0),
+    },
+    "broadcast": {
+        "binomial": (lambda n: math.log2(n), lambda n: math.log2(n)),
+        "scatter_allgather": (lambda n: n, lambda n: 1.6),
+        "chain:segments=16": (lambda n: 16 + n, lambda n: 1.1),
+    },
+    "barrier": {"dissemination": (lambda n: math.log2(n), lambda n: 0), "linear": (lambda n: n, lambda n: 0)},
+}
+NATIVE = {"allreduce": 1.8, "allgather": 0.95, "reduce_scatter": 1.4, "broadcast": 1.5, "barrier": 0}
+FACTORS = {
+    "allreduce": lambda n: 2 * (n - 1) / n,
+    "allgather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "barrier": lambda n: 1.0,
+}
+
+
+def _jitter(*key):
+    """A number between 0 and 1 that depends on `key` alone, through no hash that changes between processes."""
+    return math.modf(abs(math.sin(sum(ord(letter) * (7 + place) for place, letter in enumerate(repr(key))))) * 1e4)[0]
+
+
+def _time_us(primitive, algorithm, nranks, nbytes):
+    if algorithm.startswith("native"):
+        rounds, crossings = math.log2(max(nranks, 2)) * 0.8, NATIVE[primitive]
+        if algorithm == "native_persistent":
+            rounds *= 0.95
+    else:
+        rounds, crossings = (cost(max(nranks, 2)) for cost in COSTS[primitive][algorithm])
+    time = 1.4 + 2.1 * rounds + nbytes * crossings / 6e3
+    return time * (1 + 0.1 * _jitter(primitive, algorithm, nbytes))
+
+
+@pytest.fixture
+def row():
+    """Make a row of which only the named columns matter."""
+
+    def make(**columns):
+        given = {
+            "run": "20250102T030405Z-atlas-n8",
+            "primitive": "allreduce",
+            "algorithm": "ring",
+            "nranks": 8,
+            "dtype": "float32",
+            "count": 1024,
+            "nbytes": 4096,
+        }
+        return Row(**{**given, **columns})
+
+    return make
+
+
+@pytest.fixture
+def stored(row):
+    """Make the rows of a whole run."""
+
+    def make(primitives=tuple(COSTS), sizes=SIZES, nranks=8, algorithms=None, native=True, **columns):
+        rows = []
+        for primitive in primitives:
+            names = ["native", "native_persistent"] * native + list(COSTS[primitive])
+            for nbytes in sizes if primitive != "barrier" else (0,):
+                base = _time_us(primitive, "native", nranks, nbytes)
+                for algorithm in names:
+                    if algorithms is not None and algorithm not in algorithms:
+                        continue
+                    time = _time_us(primitive, algorithm, nranks, nbytes)
+                    spread = 0.04 + 0.3 * _jitter("spread", algorithm, nbytes) / (1 + nbytes / 1e5)
+                    ratio = base / time if native else None
+                    half = 0.02 + 0.05 * _jitter("half", algorithm, nbytes)
+                    fixed = {
+                        "primitive": primitive,
+                        "algorithm": algorithm,
+                        "nranks": nranks,
+                        "count": nbytes // 4,
+                        "nbytes": nbytes,
+                        "op": "sum" if "reduce" in primitive else "",
+                        "root": 0 if primitive == "broadcast" else None,
+                        "iters": 50,
+                        "time_us_p50": time,
+                        "time_us_mean": time * 1.02,
+                        "time_us_min": time * (1 - 0.5 * spread),
+                        "time_us_p5": time * (1 - 0.3 * spread),
+                        "time_us_p95": time * (1 + spread),
+                        "time_us_max": time * (1 + 3 * spread),
+                        "algbw_GBps": algbw_GBps(nbytes, time),
+                        "busbw_GBps": busbw_GBps(nbytes, time, FACTORS[primitive](nranks), nranks),
+                        "baseline": "native" if native else "",
+                        "native_ratio": ratio,
+                        "native_ratio_low": ratio and ratio * (1 - half),
+                        "native_ratio_high": ratio and ratio * (1 + half),
+                        "thread_level": "multiple",
+                        "oversubscribed": True,
+                        "wrong": 0,
+                    }
+                    rows.append(row(**{**fixed, **columns}))
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def as_read():
+    """Turn rows into what reading them back gives."""
+    return lambda rows: [asdict(one) for one in rows]
