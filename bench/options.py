@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import itertools
 import math
 import re
 import sys
@@ -31,17 +32,6 @@ SIZE is the whole vector in bytes, as nccl-tests counts it: 8, 4K, 1.5M, 2GiB, i
 
 
 @dataclass(frozen=True)
-class AlgorithmSpec:
-    """An algorithm asked for by name, with its parameters; its text is what was typed: `chain:segments=16`."""
-
-    name: str
-    parameters: tuple[tuple[str, int | str], ...] = ()
-
-    def __str__(self) -> str:
-        return ":".join([self.name, *(f"{key}={value}" for key, value in self.parameters)])
-
-
-@dataclass(frozen=True)
 class Options:
     """What to sweep and how, checked."""
 
@@ -50,7 +40,7 @@ class Options:
     min_bytes: int
     max_bytes: int
     factor: float
-    algorithms: tuple[AlgorithmSpec, ...]  # empty: all of each primitive
+    algorithms: tuple[str, ...]  # as `chain:segments=16`; empty: all of each primitive
     dtypes: tuple[str, ...]
     ops: tuple[str, ...]
     root: int
@@ -58,6 +48,7 @@ class Options:
     warmup: int  # calls of each contender before its first sample
     max_seconds: float  # of sampling at a point; 0: no limit
     check: bool
+    memory_limit: int | None  # bytes of buffers that a point may take on a node; None: most of what is free
     output: Path | None  # None: a new folder under results/
     device: str
     plots: bool
@@ -69,20 +60,18 @@ class Options:
         return geometric(self.min_bytes, self.max_bytes, self.factor)
 
 
-def parse(
-    argv: Sequence[str], nranks: int, primitives: Sequence[str], algorithms: Mapping[str, Collection[str]]
-) -> Options:
+def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[str]]) -> Options:
     """Return the options in the words `argv` of a sweep of `nranks` ranks.
 
-    primitives: the names that can be chosen, in the order in which all of them are swept.
-    algorithms: the names of each primitive's contenders, native ones included.
+    algorithms: the names of each primitive's contenders, native ones included; primitives in the order in which all
+    of them are swept. A name before an underscore stands for all primitives that begin so (`sendrecv`).
 
     Raises UsageError for whatever can be found wrong without MPI, a file system or a device.
     """
     words = _words(argv)
     if words.help or words.version:
         words = _words(["--help"] if words.help else ["--version"])  # whatever else was typed does not matter
-    chosen = _known(words.primitives, "PRIMITIVE", "primitive", primitives) or tuple(primitives)
+    chosen = _primitives(words.primitives, tuple(algorithms))
     contenders = [name for primitive in chosen for name in algorithms[primitive]]
     options = Options(
         show="help" if words.help else "version" if words.version else "list" if words.list else "sweep",
@@ -90,7 +79,7 @@ def parse(
         min_bytes=parse_size(words.min_bytes, "--min-bytes"),
         max_bytes=parse_size(words.max_bytes, "--max-bytes"),
         factor=_number(words.factor, "--factor", "must be a number above 1, such as 2 or 8"),
-        algorithms=tuple(_algorithm(text, contenders) for text in _listed(words.algorithm) if words.algorithm),
+        algorithms=_algorithms(words.algorithm, contenders),
         dtypes=_known(_listed(words.dtype), "--dtype", "dtype", DTYPES),
         ops=_known(_listed(words.op), "--op", "op", OPS),
         root=_integer(words.root, "--root", 0, nranks - 1, f"the ranks of this run are 0 to {nranks - 1}"),
@@ -98,6 +87,7 @@ def parse(
         warmup=_integer(words.warmup, "--warmup", 0, None, "must be a whole number, 0 or more"),
         max_seconds=_number(words.max_seconds, "--max-seconds", "must be a number of seconds; 0 is no limit", least=0),
         check=bool(_integer(words.check, "--check", 0, 1, "must be 1 to check every result or 0 not to")),
+        memory_limit=None if words.memory_limit is None else parse_size(words.memory_limit, "--memory-limit"),
         output=None if words.output is None else Path(words.output),
         device=_known([words.device], "--device", "device", DEVICES)[0],
         plots=not words.no_plots,
@@ -107,15 +97,13 @@ def parse(
     return options
 
 
-def parse_or_exit(
-    argv: Sequence[str], rank: int, nranks: int, primitives: Sequence[str], algorithms: Mapping[str, Collection[str]]
-) -> Options:
+def parse_or_exit(argv: Sequence[str], rank: int, nranks: int, algorithms: Mapping[str, Collection[str]]) -> Options:
     """Parse as `parse` does; answer --help and --version with status 0 and what cannot be used with 2.
 
     Every rank exits with the same status and rank 0 alone prints: the one place of this module that does either.
     """
     try:
-        options = parse(argv, nranks, primitives, algorithms)
+        options = parse(argv, nranks, algorithms)
     except UsageError as error:
         if rank == 0:
             print(f"bench.sweep: {error}", file=sys.stderr, flush=True)
@@ -191,17 +179,36 @@ def _nearest(value: str, known: Collection[str]) -> str:
     return f"did you mean {nearest[0]}? " if nearest else ""
 
 
-def _algorithm(text: str, contenders: Collection[str]) -> AlgorithmSpec:
-    """Return `name:key=value:...` as a spec; values are whole numbers, sizes or words."""
-    name, *pairs = text.split(":")
-    _known([name], "--algorithm", "algorithm", contenders)
-    parameters: list[tuple[str, int | str]] = []
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        if not (key.isidentifier() and value):
-            raise UsageError("--algorithm", text, "parameters are key=value, as in chain:segments=16")
-        parameters.append((key, value if value.isidentifier() else parse_size(value, f"{key} in --algorithm {text}")))
-    return AlgorithmSpec(name, tuple(parameters))
+def _primitives(words: Collection[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the primitives that `words` name, a family's name standing for its members; all without words."""
+    families = {name.partition("_")[0] for name in known} - set(known)
+    _known(words, "PRIMITIVE", "primitive", [*known, *(one for one in families if f"{one}_" in " ".join(known))])
+    members = [name for word in words for name in known if name == word or (word in families and name.startswith(word))]
+    return tuple(dict.fromkeys(members)) or known
+
+
+def _algorithms(text: str, contenders: Collection[str]) -> tuple[str, ...]:
+    """Return the algorithms in `text`, each with its parameters, one for each of `radix=2|4`.
+
+    A comma separates algorithms, and parameters where what follows has no name: `two_level:inner=ring,outer=ring`.
+    """
+    specifications: list[str] = []
+    for word in _listed(text) if text else []:
+        if specifications and "=" in word and ":" not in word.partition("=")[0]:
+            specifications[-1] += f":{word}"
+        else:
+            specifications.append(word)
+    _known([one.partition(":")[0] for one in specifications], "--algorithm", "algorithm", contenders)
+    return tuple(dict.fromkeys(each for one in specifications for each in _alternatives(one)))
+
+
+def _alternatives(specification: str) -> list[str]:
+    """Return `specification` once for each combination of values that its parameters give with `|`."""
+    choices = []
+    for part in specification.split(":"):
+        key, equals, values = part.partition("=")
+        choices.append([f"{key}={value}" for value in values.split("|")] if equals else [part])
+    return [":".join(parts) for parts in itertools.product(*choices)]
 
 
 def _number(text: str, option: str, remedy: str, least: float = -math.inf) -> float:
@@ -255,6 +262,11 @@ def _parser() -> _Parser:
     valued(how, "-w --warmup", "N", "3", "calls of each contender before the first timed one")
     valued(how, "--max-seconds", "S", "1", "ends the timed calls of a point, even before --iters; 0 never does")
     valued(how, "-c --check", "0|1", "1", "compare every contender's result, before and after it is timed")
+    how.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="what a point's buffers may take on a node; larger points are skipped (default: 80%% of what is free)",
+    )
     output.add_argument(
         "-o", "--output", metavar="DIR", help="a new or empty folder (default: results/<UTC time>-<host>-n<ranks>)"
     )

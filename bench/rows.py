@@ -47,7 +47,7 @@ class Row:
     nnodes: int = 1
     device: str = "cpu"
     transport: str = "message"
-    memory: str = "host"
+    memory: str = "plain"
     dtype: str
     op: str = ""  # blank where nothing is combined
     root: int | None = None  # blank where no rank is special

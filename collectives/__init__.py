@@ -12,6 +12,7 @@ from collectives.allreduce import allreduce
 from collectives.alltoall import alltoall
 from collectives.barrier import barrier
 from collectives.broadcast import broadcast
+from collectives.buffers import Arena
 from collectives.gather import gather
 from collectives.reduce import reduce
 from collectives.reduce_scatter import reduce_scatter
@@ -40,6 +41,7 @@ PRIMITIVES = {
 
 __all__ = [
     "PRIMITIVES",
+    "Arena",
     "allgather",
     "allreduce",
     "alltoall",

@@ -49,3 +49,17 @@ def flat(array: Any, what: str) -> np.ndarray[Any, Any]:
 def overlap(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
     """Whether two contiguous arrays share memory."""
     return np.may_share_memory(one, other)
+
+
+class Arena:
+    """Memory that plans share as scratch, one after the other: it grows to what the neediest wants."""
+
+    def __init__(self) -> None:
+        self._block = np.empty(0, np.uint8)
+
+    def take(self, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+        """Return uninitialised memory for `count` elements, shared with whoever else takes from this arena."""
+        nbytes = count * np.dtype(dtype).itemsize
+        if self._block.nbytes < nbytes:
+            self._block = np.empty(nbytes, np.uint8)
+        return self._block[:nbytes].view(dtype)

@@ -29,7 +29,7 @@ def make(
     root: int = 0,
     count: int | None = None,
     counts: Sequence[Any] | None = None,
-    scratch: Any = None,
+    scratch: buffers.Arena | None = None,
     synchronous: bool = False,
 ) -> Plan:
     """Make one call ready. All ranks of `comm` make the same plans in the same order.
@@ -44,7 +44,7 @@ def make(
         root: of the rooted primitives.
         count: elements of the whole vector, where a rank cannot tell from its own block (uneven gather, scatter).
         counts: elements of each rank's block where they are not the even cut; for all-to-all the matrix, row by source.
-        scratch: an array of bytes to use as scratch, so that several plans share it.
+        scratch: an `Arena` from which scratch is taken, so that several plans share it.
         synchronous: use synchronous sends, which shows whether an algorithm relies on buffering.
 
     Raises:
@@ -72,7 +72,7 @@ def _make_by_hand(
     algorithm: Algorithm,
     op: str,
     first_tag: Callable[[], int],
-    scratch: Any,
+    scratch: buffers.Arena | None,
     synchronous: bool,
 ) -> HandPlan:
     unmet = algorithm.unmet(bound.problem)

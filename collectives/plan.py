@@ -59,14 +59,24 @@ class HandPlan(Plan):
     """A hand-written algorithm, bound: a flat list of ready calls, waits among them."""
 
     def __init__(
-        self, attached: Attached, bound: Bound, layout: Layout, combine: Callable[..., Any], **options: Any
+        self,
+        attached: Attached,
+        bound: Bound,
+        layout: Layout,
+        combine: Callable[..., Any],
+        first_tag: int,
+        scratch: buffers.Arena | None = None,
+        synchronous: bool = False,
     ) -> None:
-        scratch, first_tag = options.pop("scratch"), options.pop("first_tag")
         self.layout = layout
         self.scratch_nbytes = layout.scratch_count * (bound.dtype.itemsize if bound.dtype else 1)
         self._attached = attached
-        self._arrays = {SEND: bound.send, RECV: bound.recv, SCRATCH: _scratch(scratch, layout, bound.dtype)}
-        self._transport = MessageTransport(attached.comm, layout.transfers, self._arrays, first_tag, **options)
+        self._arrays = {
+            SEND: bound.send,
+            RECV: bound.recv,
+            SCRATCH: (scratch or buffers.Arena()).take(layout.scratch_count, bound.dtype or "u1"),
+        }
+        self._transport = MessageTransport(attached.comm, layout.transfers, self._arrays, first_tag, synchronous)
         self._calls = [self._ready(instruction, combine) for instruction in layout.program]
         self._tests = {
             index: self._transport.test(one.transfers)
@@ -134,15 +144,3 @@ class HandPlan(Plan):
             if not self._transport.free():
                 self._attached.kept_alive.append(self._arrays)
             self._calls, self._tests, self._position = [], {}, None
-
-
-def _scratch(arena: Any, layout: Layout, dtype: Any) -> Any:
-    """Return the plan's scratch: of `arena` (an array of bytes that contenders share) if given and large enough."""
-    if dtype is None:
-        return buffers.empty(0, "u1")
-    nbytes = layout.scratch_count * dtype.itemsize
-    if arena is not None:
-        if arena.nbytes < nbytes:
-            raise ValueError(f"scratch of {arena.nbytes} bytes was passed; {nbytes} are needed")
-        return arena.view("u1")[:nbytes].view(dtype)
-    return buffers.empty(layout.scratch_count, dtype)

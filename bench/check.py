@@ -1,0 +1,111 @@
+"""Data that can be checked: fill, guard, expect, count what is wrong. The same for every contender, native too.
+
+Values are small integers that depend on the position and the rank, with a period that is no power of two, so that
+sums are exact in any order and a block in the wrong place is seen. Equality is the test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from collectives.buffers import COMBINE
+from collectives.reference import expected
+from collectives.registry import Problem
+
+PERIOD = 1009  # a prime, so that no cut of a power of two elements looks like another
+GUARD_NBYTES = 64
+GUARD = 0xA5
+POISON = 0x5C  # what a receive buffer holds before a checked call
+
+
+def fill(count: int, rank: int, dtype: str, op: str) -> np.ndarray[Any, Any]:
+    """Return `count` elements of `rank`'s input for `op`.
+
+    Sums: integers from -6 to 6 (0 to 12 where unsigned). Products: ones and here and there a two.
+    """
+    position = np.arange(min(count, PERIOD))
+    mixed = position * 31 + rank * 17
+    if op == "prod":
+        period = np.where(mixed % 11 == 0, 2, 1)
+    else:
+        period = mixed % 13 - (0 if np.dtype(dtype).kind in "ub" else 6)
+    return np.resize(period.astype(dtype), count)
+
+
+class Guarded:
+    """An array between guard bytes, aligned to a cache line."""
+
+    def __init__(self, count: int, dtype: str) -> None:
+        nbytes = count * np.dtype(dtype).itemsize
+        block = np.empty(nbytes + 3 * GUARD_NBYTES, np.uint8)
+        start = GUARD_NBYTES + -(block.ctypes.data + GUARD_NBYTES) % GUARD_NBYTES
+        self._before, self._after = block[start - GUARD_NBYTES : start], block[start + nbytes :][:GUARD_NBYTES]
+        self._before[:], self._after[:] = GUARD, GUARD
+        self.array = block[start : start + nbytes].view(dtype)
+
+    def poison(self) -> None:
+        """Fill the array with bytes that no result has."""
+        self.array.view(np.uint8)[:] = POISON
+
+    @property
+    def intact(self) -> bool:
+        """Whether both guards are as they were."""
+        return bool((self._before == GUARD).all() and (self._after == GUARD).all())
+
+
+class Checked:
+    """A rank's buffers of one problem, what they must hold before, and what they must hold afterwards."""
+
+    def __init__(self, problem: Problem, rank: int, dtype: str, op: str) -> None:
+        primitive = problem.primitive
+        self.problem, self.rank, self.dtype, self.op = problem, rank, dtype, op
+        self._aliasing = primitive.aliasing(problem, rank) if problem.in_place or primitive.one_buffer else None
+        sends, receives = primitive.inputs(problem, rank, 1), primitive.outputs(problem, rank, 1)
+        nsend, nrecv = primitive.send_count(problem, rank), primitive.recv_count(problem, rank)
+        if self._aliasing is not None:
+            self.send = None
+            count = max(nsend + self._aliasing[0], nrecv + self._aliasing[1])
+            self.recv: Guarded | None = Guarded(count, dtype)
+        else:
+            self.send = Guarded(nsend, dtype) if sends else None
+            self.recv = Guarded(nrecv, dtype) if receives else None
+        self._input = self._input_of(rank)
+        self._expected = expected(problem, rank, self._input_of, COMBINE[op])
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The buffers as a primitive's call takes them (in-place calls are not among them, except broadcast)."""
+        send, recv = (None if one is None else one.array for one in (self.send, self.recv))
+        if not self.problem.primitive.inputs(self.problem, self.problem.root, 1):
+            return ()
+        return (recv,) if self.problem.primitive.one_buffer else (send, recv)
+
+    @property
+    def footprint_nbytes(self) -> int:
+        """Bytes of this rank's send and receive buffer."""
+        return sum(one.array.nbytes for one in (self.send, self.recv) if one is not None)
+
+    def reset(self) -> None:
+        """Put the input into the send buffer and poison the receive buffer."""
+        if self.recv is not None:
+            self.recv.poison()
+        own = self._input
+        if self._aliasing is not None and self.recv is not None:
+            self.recv.array[self._aliasing[0] :][: len(own)] = own
+        elif self.send is not None:
+            self.send.array[:] = own
+
+    def wrong(self) -> int:
+        """Return how many elements differ from what must be there: results, changed inputs, broken guards."""
+        count = 0
+        if self._expected is not None and self.recv is not None:
+            start = 0 if self._aliasing is None else self._aliasing[1]
+            count += int((self.recv.array[start:][: len(self._expected)] != self._expected).sum())
+        if self.send is not None:
+            count += int((self.send.array != self._input).sum())
+        return count + sum(not one.intact for one in (self.send, self.recv) if one is not None)
+
+    def _input_of(self, rank: int) -> np.ndarray[Any, Any]:
+        return fill(self.problem.primitive.send_count(self.problem, rank), rank, self.dtype, self.op)

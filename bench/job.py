@@ -1,0 +1,118 @@
+"""An MPI job of ours: agree, or stop. What one rank finds out all ranks know, and no path waits for ever."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from time import sleep
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from mpi4py import MPI
+
+from bench.usage import UsageError
+
+Result = TypeVar("Result")
+
+THREAD_LEVELS = {
+    MPI.THREAD_SINGLE: "single",
+    MPI.THREAD_FUNNELED: "funneled",
+    MPI.THREAD_SERIALIZED: "serialized",
+    MPI.THREAD_MULTIPLE: "multiple",
+}
+
+
+class Job:
+    """The ranks of one communicator and how they come to agree. All methods are called by all ranks."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.rank, self.nranks = comm.Get_rank(), comm.Get_size()
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.local_nranks = node.Get_rank(), node.Get_size()
+        node.Free()
+        self.nnodes = int(self.total(np.array([self.local_rank == 0], np.int64))[0])
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that decides, prints and writes."""
+        return self.rank == 0
+
+    def total(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the sum of `values` over ranks."""
+        self.comm.Allreduce(MPI.IN_PLACE, values, MPI.SUM)
+        return values
+
+    def most(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the maximum of `values` over ranks."""
+        self.comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
+        return values
+
+    def slowest(self, durations: np.ndarray[Any, Any]) -> None:
+        """Replace `durations` by their maximum over ranks."""
+        self.comm.Allreduce(MPI.IN_PLACE, durations, MPI.MAX)
+
+    def decide(self, choice: bool) -> bool:
+        """Return rank 0's choice."""
+        flag = np.array([choice], np.uint8)
+        self.comm.Bcast(flag, 0)
+        return bool(flag[0])
+
+    def on_leader(self, action: Callable[[], Result]) -> Result:
+        """Carry out `action` on rank 0 and return its result, or raise its UsageError, on all ranks."""
+        outcome: Any = None
+        if self.leads:
+            try:
+                outcome = action()
+            except UsageError as error:
+                outcome = error
+        outcome = self.comm.bcast(outcome, 0)
+        if isinstance(outcome, UsageError):
+            raise outcome
+        return outcome
+
+    def agree(self, fingerprint: int, what: str) -> None:
+        """Raise RuntimeError on all ranks, naming the odd ones, unless all have the same fingerprint."""
+        mine = np.array([fingerprint], np.uint64)
+        all_of_them = np.empty(self.nranks, np.uint64)
+        self.comm.Allgather(mine, all_of_them)
+        values, counts = np.unique(all_of_them, return_counts=True)
+        if len(values) > 1:
+            odd = np.flatnonzero(all_of_them != values[counts.argmax()])
+            raise RuntimeError(f"ranks {odd.tolist()} are about to measure something else than the others: {what}")
+
+    def wait_idly(self) -> None:
+        """Wait for all ranks without using a CPU, while rank 0 does something long."""
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            sleep(0.02)
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Run `main` as the whole job: its result is the exit status, a usage error ends all ranks alike with status 2,
+    and any other exception on any rank ends the whole job at once, with that rank's traceback.
+    """
+    faulthandler.enable()
+    try:
+        status = main()
+    except SystemExit:
+        raise
+    except UsageError as error:
+        # Every rank raises the same one, so all leave by themselves.
+        if MPI.COMM_WORLD.Get_rank() == 0:
+            print(f"{_program()}: {error}", file=sys.stderr, flush=True)
+        status = 2
+    except BaseException as error:
+        rank = MPI.COMM_WORLD.Get_rank()
+        lines = traceback.format_exc()
+        print(f"{_program()}: rank {rank} failed, the job ends\n{lines}", file=sys.stderr, end="", flush=True)
+        MPI.COMM_WORLD.Abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+        raise
+    sys.exit(status)
+
+
+def _program() -> str:
+    arguments: Sequence[str] = sys.orig_argv
+    return arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] else "collbench"

@@ -1,0 +1,134 @@
+"""The folder of a run and what people see of it: rows.csv, run.json, a table on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.points import Point
+from bench.rows import ROWS_FILE, Row, RowWriter, read_rows, write_run
+from bench.sizes import format_size
+
+# What the table shows: heading, width, how a row's value is written.
+COLUMNS = (
+    ("nbytes", 10),
+    ("primitive", 17),
+    ("algorithm", 24),
+    ("time_us", 12),
+    ("p5_us", 11),
+    ("p95_us", 11),
+    ("algbw_GBps", 11),
+    ("busbw_GBps", 11),
+    ("native_ratio", 21),
+    ("wrong", 7),
+)
+
+
+class Output:
+    """What rank 0 writes while a sweep runs; on the other ranks nothing happens."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], leads: bool, quiet: bool) -> None:
+        self.folder, self.leads, self.quiet = folder, leads, quiet
+        self._writer: RowWriter | None = None
+        if leads:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_run(folder, facts)
+            self._writer = RowWriter(folder / ROWS_FILE)
+            self._say(*(f"# {line}" for line in headings(facts)))
+            self._say("#" + line_of([name for name, _ in COLUMNS])[1:])
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def write(self, row: Row) -> None:
+        """Append a row to the file and to the table."""
+        if self._writer is not None:
+            self._writer.write(row)
+            self._say(table_line(row))
+
+    def progress(self, points: Sequence[Point]) -> Iterator[Point]:
+        """Yield the points, on a terminal with a live line that says how far the sweep is."""
+        if not self.leads or self.quiet or not sys.stderr.isatty():
+            yield from points
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("", total=sum(map(_weight, points)))
+            for point in points:
+                progress.update(task, description=f"{point.primitive.name} {format_size(point.nbytes)}")
+                yield point
+                progress.advance(task, _weight(point))
+
+    def draw(self) -> None:
+        """Draw the pictures of the run; a missing library is said, not fatal."""
+        try:
+            from bench.plots import draw
+        except ImportError as reason:
+            print(f"no pictures: {reason}", file=sys.stderr, flush=True)
+            return
+        rows, notices = read_rows(self.folder / ROWS_FILE)
+        for notice in notices:
+            print(notice, file=sys.stderr, flush=True)
+        draw(rows, self.folder)
+
+    def end(self, counts: Mapping[str, int]) -> None:
+        """Say how it went and where the results are."""
+        if self.leads:
+            words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+            self._say(f"# {'FAILED' if counts.get('wrong') else 'OK'}: {words or 'no'} rows in {self.folder}/")
+
+    def _say(self, *lines: str) -> None:
+        if not self.quiet:
+            # One write for each line, so that no launcher can cut one in two.
+            for line in lines:
+                sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+
+
+def _weight(point: Point) -> float:
+    """How long a point takes, roughly: a constant, and time in proportion to its bytes."""
+    return 1 + point.nbytes / (2 << 20)
+
+
+def headings(facts: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the lines above the table: what ran where."""
+    software, host = facts["software"], facts["hosts"][0]
+    yield f"collbench {software['collbench']}: {' '.join(facts['command'][1:])}"
+    versions = f"mpi4py {software['mpi4py']}, numpy {software['numpy']}"
+    yield f"{software['mpi']}, {versions}, thread level {facts['thread_level']}"
+    crowd = ", more ranks than CPUs: no scaling result" if facts["oversubscribed"] else ""
+    yield f"{facts['nranks']} ranks on {facts['nnodes']} node(s), {host['cpus_usable']} CPUs of {host['cpu']}{crowd}"
+
+
+def table_line(row: Row) -> str:
+    """Return a row as one aligned line; what is no number is a dash."""
+    ratio = "-"
+    if row.native_ratio is not None and row.native_ratio_low is not None and row.native_ratio_high is not None:
+        ratio = f"{row.native_ratio:.2f} ({row.native_ratio_low:.2f}-{row.native_ratio_high:.2f})"
+    times = [_number(value, 2) for value in (row.time_us_p50, row.time_us_p5, row.time_us_p95)]
+    widths = [_number(value, 3) for value in (row.algbw_GBps, row.busbw_GBps)]
+    cells = [str(row.nbytes), row.primitive, row.algorithm, *times, *widths, ratio, _number(row.wrong, 0)]
+    note = "" if row.status == "ok" else f"  # {row.status}: {row.reason}"
+    return line_of(cells) + note
+
+
+def line_of(cells: Sequence[str]) -> str:
+    """Return cells under their headings: numbers to the right, names to the left."""
+    names = {"primitive", "algorithm"}
+    return " ".join(
+        cell.ljust(width) if name in names else cell.rjust(width)
+        for cell, (name, width) in zip(cells, COLUMNS, strict=True)
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,62 @@
+"""The points of a sweep: what is measured, apart from who measures it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.options import Options
+from collectives import PRIMITIVES
+from collectives.registry import Primitive, Problem
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing to measure: a primitive on so many elements of a dtype, with an operation and a root."""
+
+    primitive: Primitive
+    count: int
+    dtype: str
+    op: str
+    root: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole vector, as moved."""
+        return self.count * np.dtype(self.dtype).itemsize
+
+    def problem(self, nranks: int) -> Problem:
+        """Return the point as a problem of `nranks` ranks."""
+        return self.primitive.problem(nranks, self.count, root=self.root)
+
+    def __str__(self) -> str:
+        words = [self.primitive.name, f"{self.nbytes} bytes", self.dtype]
+        words += [self.op] if self.primitive.combines else []
+        words += [f"root {self.root}"] if self.primitive.rooted else []
+        return ", ".join(words)
+
+
+def points(options: Options) -> Iterator[Point]:
+    """Yield the points of a sweep, small ones first within each primitive.
+
+    A size is rounded down to whole elements; what operation and root do not matter for is not repeated for them.
+    """
+    for name in options.primitives:
+        primitive = PRIMITIVES[name]
+        for dtype in options.dtypes:
+            for op in options.ops if primitive.combines else options.ops[:1]:
+                itemsize = np.dtype(dtype).itemsize
+                counts = dict.fromkeys(nbytes // itemsize for nbytes in options.sizes)
+                if primitive.synchronises:
+                    counts = {0: None}
+                for count in counts:
+                    yield Point(primitive, count, dtype, op, options.root)
+
+
+def fingerprint(point: Point, contenders: Sequence[str]) -> int:
+    """Return a hash by which ranks see whether they are about to measure the same."""
+    text = "|".join([str(point), *contenders])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
