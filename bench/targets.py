@@ -1,0 +1,163 @@
+"""Measure what this project must reach, and say by how much it is reached or missed.
+
+python -m bench.targets core
+
+Each target is a sweep of its own, so a figure is measured exactly as a user would measure it: paired ratios of
+contenders that took turns in one run. Times of the machine as such (proofs, layouts, plans) are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from bench.rows import ROWS_FILE, is_handwritten, read_rows
+
+EIGHT = ("broadcast", "scatter", "gather", "reduce", "allgather", "allreduce", "reduce_scatter", "alltoall")
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure that was measured: what, its value, what it must be, and whether it is."""
+
+    what: str
+    value: float
+    target: float
+    at_least: bool = True
+    unit: str = ""
+    interval: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the target is reached."""
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+    def __str__(self) -> str:
+        verdict = "reached" if self.reached else "MISSED "
+        sign = ">=" if self.at_least else "<="
+        return f"{verdict} {self.value:8.2f}{self.unit} {sign} {self.target:g}{self.unit}  {self.what}  {self.interval}"
+
+
+class Sweeper:
+    """Runs sweeps under mpirun, one after the other, and reads their rows."""
+
+    def __init__(self, mpirun: str, echo: bool) -> None:
+        self.mpirun, self.echo = mpirun, echo
+
+    def rows(self, nranks: int, *words: str, **environment: str) -> Rows:
+        """Run ``bench.sweep`` with these words and return its rows."""
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "run"
+            command = [self.mpirun, "-n", str(nranks), sys.executable, "-m", "bench.sweep", *words]
+            command += ["--output", str(output), "--no-plots", "--quiet"]
+            if self.echo:
+                print("#", *(f"{name}={value}" for name, value in environment.items()), *command, flush=True)
+            subprocess.run(command, check=True, env={**os.environ, **environment}, timeout=1200)
+            return read_rows(output / ROWS_FILE).rows
+
+
+def best(rows: Rows) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Return the best hand-written row of each primitive and size."""
+    found: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for row in rows:
+        if row["status"] == "ok" and is_handwritten(row["algorithm"]) and row["native_ratio"] is not None:
+            key = (row["primitive"], row["nbytes"])
+            if key not in found or row["native_ratio"] > found[key]["native_ratio"]:
+                found[key] = row
+    return found
+
+
+def _ratio(what: str, row: Mapping[str, Any], target: float) -> Figure:
+    interval = f"{row['algorithm']} {row['native_ratio_low']:.2f} to {row['native_ratio_high']:.2f}"
+    return Figure(what, row["native_ratio"], target, unit="x", interval=interval)
+
+
+def core(sweep: Sweeper, mpich: bool) -> Iterator[Figure]:
+    """Yield what the core must reach on 2 cores."""
+    for nranks in (2, 4, 8):
+        rows = sweep.rows(nranks, "allreduce", "-b", "16M", "-e", "16M", "-n", "30", "--max-seconds", "20")
+        row = best(rows)["allreduce", 16 << 20]
+        yield _ratio(f"allreduce 16 MiB, {nranks} ranks", row, 1.2 if mpich else 1.15)
+    for level, target in (("funneled", 0.7), ("multiple", 0.85 if mpich else 0.7)):
+        words = ("allreduce", "-b", "8", "-e", "8", "-n", "2000", "--max-seconds", "10")
+        row = best(sweep.rows(2, *words, MPI4PY_RC_THREAD_LEVEL=level))["allreduce", 8]
+        yield _ratio(f"allreduce 8 bytes, 2 ranks, thread level {level}", row, target)
+    cells = best(sweep.rows(4, *EIGHT, "-b", "256K", "-e", "16M", "-f", "4", "-n", "30", "--max-seconds", "6"))
+    good = [row["native_ratio"] >= 0.97 for row in cells.values()]
+    yield Figure(f"share of {len(good)} cells, 256 KiB to 16 MiB, 4 ranks, at least 0.97x", sum(good) / len(good), 0.8)
+    ratios = [row["native_ratio"] for row in cells.values()]
+    yield Figure("geometric mean of these cells", geometric_mean(ratios), 1.0, unit="x")
+
+    seconds, rows = _timed(lambda: sweep.rows(8))
+    yield Figure("a whole sweep with defaults, 8 ranks", seconds, 150, at_least=False, unit=" s")
+    checked = [row for row in rows if row["status"] == "ok"]
+    yield Figure("its rows that were checked", sum(row["wrong"] == 0 for row in checked) / len(checked), 1.0)
+    slowest = max(row["plan_us"] for row in checked if is_handwritten(row["algorithm"]))
+    yield Figure("median time to make a plan, 8 ranks, in that sweep", _median_plan_ms(checked), 2, False, " ms")
+    yield Figure("slowest of these plans", slowest / 1000, 20, False, " ms")
+    yield from _pure()
+
+
+def _median_plan_ms(rows: Rows) -> float:
+    return median(row["plan_us"] for row in rows if is_handwritten(row["algorithm"])) / 1000
+
+
+def _pure() -> Iterator[Figure]:
+    from collectives import PRIMITIVES
+    from collectives.layout import lay_out
+    from collectives.proof import prove, proved_ranks
+
+    def proofs() -> None:
+        for primitive in PRIMITIVES.values():
+            for algorithm in primitive.algorithms.values():
+                for nranks, root in proved_ranks(algorithm, 64):
+                    prove(algorithm, nranks, root)
+
+    yield Figure("all proofs, 1 to 64 ranks", _timed(proofs)[0], 120, False, " s")
+    allreduce = PRIMITIVES["allreduce"]
+    problem, ring = allreduce.problem(1024, 1 << 22), allreduce.find("ring")
+    milliseconds = median(_timed(lambda: lay_out(problem, ring, 5))[0] for _ in range(9)) * 1000
+    yield Figure("layout of one rank of a ring of 1024", milliseconds, 50, False, " ms")
+
+
+def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = action()
+    return time.perf_counter() - start, result
+
+
+SUITES: dict[str, Callable[[Sweeper, bool], Iterator[Figure]]] = {"core": core}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return 0 if every target is reached, 1 if not."""
+    parser = argparse.ArgumentParser(prog="python -m bench.targets", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("suite", choices=SUITES, help="which targets")
+    beside = Path(sys.executable).with_name("mpirun")
+    parser.add_argument("--mpirun", default=str(beside) if beside.exists() else "mpirun", help="default: %(default)s")
+    parser.add_argument("--echo", action="store_true", help="show the commands")
+    options = parser.parse_args(argv)
+    version = subprocess.run([options.mpirun, "--version"], capture_output=True, text=True, check=True).stdout
+    mpich = "Open MPI" not in version and "open-mpi" not in version
+    print(f"# {options.suite} on {'MPICH' if mpich else 'Open MPI'}", flush=True)
+    missed = 0
+    for figure in SUITES[options.suite](Sweeper(options.mpirun, options.echo), mpich):
+        missed += not figure.reached
+        print(figure, flush=True)
+    print(f"# {missed} missed" if missed else "# all reached")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
