@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.buffers import COMBINE
+from collectives.operations import OPERATIONS
 from collectives.reference import expected
 from collectives.registry import Problem
 
@@ -72,7 +72,7 @@ class Checked:
             self.send = Guarded(nsend, dtype) if sends else None
             self.recv = Guarded(nrecv, dtype) if receives else None
         self._input = self._input_of(rank)
-        self._expected = expected(problem, rank, self._input_of, COMBINE[op])
+        self._expected = expected(problem, rank, self._input_of, OPERATIONS[op].combine)
 
     @property
     def arrays(self) -> tuple[Any, ...]:

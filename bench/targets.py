@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from bench.rows import ROWS_FILE, is_handwritten, read_rows
+from bench.timing import seconds_of
 
 EIGHT = ("broadcast", "scatter", "gather", "reduce", "allgather", "allreduce", "reduce_scatter", "alltoall")
 
@@ -99,7 +99,7 @@ def core(sweep: Sweeper, mpich: bool) -> Iterator[Figure]:
     ratios = [row["native_ratio"] for row in cells.values()]
     yield Figure("geometric mean of these cells", geometric_mean(ratios), 1.0, unit="x")
 
-    seconds, rows = _timed(lambda: sweep.rows(8))
+    rows, seconds = seconds_of(lambda: sweep.rows(8))
     yield Figure("a whole sweep with defaults, 8 ranks", seconds, 150, at_least=False, unit=" s")
     checked = [row for row in rows if row["status"] == "ok"]
     yield Figure("its rows that were checked", sum(row["wrong"] == 0 for row in checked) / len(checked), 1.0)
@@ -124,17 +124,11 @@ def _pure() -> Iterator[Figure]:
                 for nranks, root in proved_ranks(algorithm, 64):
                     prove(algorithm, nranks, root)
 
-    yield Figure("all proofs, 1 to 64 ranks", _timed(proofs)[0], 120, False, " s")
+    yield Figure("all proofs, 1 to 64 ranks", seconds_of(proofs)[1], 120, False, " s")
     allreduce = PRIMITIVES["allreduce"]
     problem, ring = allreduce.problem(1024, 1 << 22), allreduce.find("ring")
-    milliseconds = median(_timed(lambda: lay_out(problem, ring, 5))[0] for _ in range(9)) * 1000
+    milliseconds = median(seconds_of(lambda: lay_out(problem, ring, 5))[1] for _ in range(9)) * 1000
     yield Figure("layout of one rank of a ring of 1024", milliseconds, 50, False, " ms")
-
-
-def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = action()
-    return time.perf_counter() - start, result
 
 
 SUITES: dict[str, Callable[[Sweeper, bool], Iterator[Figure]]] = {"core": core}

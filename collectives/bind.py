@@ -14,7 +14,7 @@ from collectives.registry import Primitive, Problem
 
 @dataclass(frozen=True)
 class Bound:
-    """A problem with this rank's arrays, checked."""
+    """A problem with this rank's arrays, checked. Arrays are (count,), or (count, width): see `Operation.width`."""
 
     problem: Problem
     rank: int
@@ -34,6 +34,7 @@ def bind(
     root: int,
     count: int | None,
     counts: Sequence[Any] | None,
+    width: int = 1,
 ) -> Bound:
     """Find out which problem the arguments are, and check the buffers against it."""
     rank, nranks = comm.Get_rank(), comm.Get_size()
@@ -43,8 +44,8 @@ def bind(
         raise TypeError(f"{primitive.name} takes at most two buffers, not {len(arrays)}")
     send, recv = (*arrays, None, None)[:2]
     in_place = _is_in_place(send) or _is_in_place(recv)
-    send = None if send is None or _is_in_place(send) else buffers.flat(send, "send")
-    recv = None if recv is None or _is_in_place(recv) else buffers.flat(recv, "receive")
+    send = None if send is None or _is_in_place(send) else buffers.flat(send, "send", width)
+    recv = None if recv is None or _is_in_place(recv) else buffers.flat(recv, "receive", width)
     if in_place and recv is None:  # MPI names the receive buffer IN_PLACE at a scatter's root
         send, recv = None, send
     frozen = None if counts is None else tuple(tuple(one) if isinstance(one, Sequence) else int(one) for one in counts)
@@ -69,7 +70,7 @@ def _count(
         shares = [(recv, nranks)]
     for array, share in sorted(shares, key=lambda one: -one[1]):
         if array is not None and share:
-            return array.size * nranks // share
+            return len(array) * nranks // share
     if primitive.send_count(probe, rank) or primitive.recv_count(probe, rank):
         raise ValueError(f"{primitive.name}: rank {rank} passed no buffer; it has a part in this call")
     return 0
@@ -90,9 +91,9 @@ def _check(bound: Bound) -> None:
             raise ValueError(
                 f"{primitive.name}: rank {rank} needs a {what} buffer of {needed} elements and passed none"
             )
-        if needed and array.size != needed:
+        if needed and len(array) != needed:
             raise ValueError(
-                f"{primitive.name}: the {what} buffer of rank {rank} has {array.size} elements; {needed} are needed"
+                f"{primitive.name}: the {what} buffer of rank {rank} has {len(array)} elements; {needed} are needed"
             )
     if bound.send is not None and bound.recv is not None:
         if bound.send.dtype != bound.recv.dtype:

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-COMBINE: dict[str, Callable[..., Any]] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-}
-"""The operations by name, as element-wise functions ``combine(left, right, out)``."""
-
-DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 
 
 def empty(count: int, dtype: Any) -> np.ndarray[Any, Any]:
@@ -23,17 +12,23 @@ def empty(count: int, dtype: Any) -> np.ndarray[Any, Any]:
     return np.empty(count, dtype)
 
 
+def unit(dtype: Any, width: int) -> np.dtype[Any]:
+    """Return the dtype of what is never split: `width` elements of `dtype` (None: bytes)."""
+    one = np.dtype(np.uint8 if dtype is None else dtype)
+    return one if width == 1 else np.dtype((one, (width,)))
+
+
 def copy(target: Any, source: Any) -> None:
     """Copy `source` into `target`."""
     np.copyto(target, source)
 
 
-def flat(array: Any, what: str) -> np.ndarray[Any, Any]:
-    """Return a one-dimensional view of `array`.
+def flat(array: Any, what: str, width: int = 1) -> np.ndarray[Any, Any]:
+    """Return a view of `array` of shape (count,), or (count, width) where `width` elements belong together.
 
     Raises:
         TypeError: `array` is no NumPy array.
-        ValueError: it is not C-contiguous, so no view exists.
+        ValueError: it is not C-contiguous, so no view exists, or no multiple of `width`.
 
     """
     if not isinstance(array, np.ndarray):
@@ -43,7 +38,9 @@ def flat(array: Any, what: str) -> np.ndarray[Any, Any]:
             f"the {what} buffer of shape {array.shape} and strides {array.strides} is not C-contiguous; "
             "pass numpy.ascontiguousarray(...) of it"
         )
-    return array.reshape(-1)
+    if array.size % width:
+        raise ValueError(f"the {what} buffer of {array.size} elements is no multiple of the operation's width {width}")
+    return array.reshape(-1) if width == 1 else array.reshape(-1, width)
 
 
 def overlap(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
@@ -57,9 +54,13 @@ class Arena:
     def __init__(self) -> None:
         self._block = np.empty(0, np.uint8)
 
-    def take(self, count: int, dtype: Any) -> np.ndarray[Any, Any]:
-        """Return uninitialised memory for `count` elements, shared with whoever else takes from this arena."""
-        nbytes = count * np.dtype(dtype).itemsize
+    def take(self, count: int, unit: Any) -> np.ndarray[Any, Any]:
+        """Return uninitialised memory for `count` units, shared with whoever else takes from this arena.
+
+        A unit is a dtype, or a dtype with a shape as `unit` makes it; the array then has one dimension more.
+        """
+        unit = np.dtype(unit)
+        nbytes = count * unit.itemsize
         if self._block.nbytes < nbytes:
             self._block = np.empty(nbytes, np.uint8)
-        return self._block[:nbytes].view(dtype)
+        return self._block[:nbytes].view(unit.base).reshape(count, *unit.shape)

@@ -13,6 +13,7 @@ from collectives import buffers
 from collectives.attached import Attached
 from collectives.bind import Bound
 from collectives.layout import Layout
+from collectives.operations import Operation
 from collectives.program import Move, Start, Wait
 from collectives.regions import RECV, SCRATCH, SEND, Region
 from collectives.transports.message import MessageTransport
@@ -56,28 +57,35 @@ class Plan:
 
 
 class HandPlan(Plan):
-    """A hand-written algorithm, bound: a flat list of ready calls, waits among them."""
+    """A hand-written algorithm, bound: a flat list of ready calls, waits among them.
+
+    `watch` is told the number of each transfer just before it is started.
+    """
 
     def __init__(
         self,
         attached: Attached,
         bound: Bound,
         layout: Layout,
-        combine: Callable[..., Any],
+        operation: Operation,
         first_tag: int,
         scratch: buffers.Arena | None = None,
         synchronous: bool = False,
+        watch: Callable[[int], None] | None = None,
     ) -> None:
+        if bound.dtype is None and layout.scratch_count:
+            raise ValueError(
+                f"rank {bound.rank} passes on data and cannot tell its dtype; pass an empty array of that dtype"
+            )
+        unit = buffers.unit(bound.dtype, operation.width)
         self.layout = layout
-        self.scratch_nbytes = layout.scratch_count * (bound.dtype.itemsize if bound.dtype else 1)
+        self.scratch_nbytes = layout.scratch_count * unit.itemsize
         self._attached = attached
-        self._arrays = {
-            SEND: bound.send,
-            RECV: bound.recv,
-            SCRATCH: (scratch or buffers.Arena()).take(layout.scratch_count, bound.dtype or "u1"),
-        }
+        self._watch = watch
+        scratch_array = (scratch or buffers.Arena()).take(layout.scratch_count, unit)
+        self._arrays = {SEND: bound.send, RECV: bound.recv, SCRATCH: scratch_array}
         self._transport = MessageTransport(attached.comm, layout.transfers, self._arrays, first_tag, synchronous)
-        self._calls = [self._ready(instruction, combine) for instruction in layout.program]
+        self._calls = [self._ready(instruction, operation.combine) for instruction in layout.program]
         self._tests = {
             index: self._transport.test(one.transfers)
             for index, one in enumerate(layout.program)
@@ -91,12 +99,20 @@ class HandPlan(Plan):
 
     def _ready(self, instruction: Any, combine: Callable[..., Any]) -> Callable[[], Any]:
         if isinstance(instruction, Start):
-            return self._transport.start(instruction.transfers)
+            start = self._transport.start(instruction.transfers)
+            return start if self._watch is None else partial(self._watched, instruction, start)
         if isinstance(instruction, Wait):
             return self._transport.wait(instruction.transfers)
         if isinstance(instruction, Move):
             return partial(buffers.copy, self._view(instruction.target), self._view(instruction.source))
-        return partial(combine, *map(self._view, instruction))
+        left, right, into = map(self._view, instruction)
+        return partial(combine, left, right, out=into)
+
+    def _watched(self, instruction: Start, start: Callable[[], Any]) -> None:
+        assert self._watch is not None
+        for transfer in instruction.transfers:
+            self._watch(transfer)
+        start()
 
     def __call__(self) -> None:
         if self._position is not None:

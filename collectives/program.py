@@ -57,6 +57,7 @@ class Program:
     under_way: dict[int, Transfer] = field(default_factory=dict)
 
     def transfer(self, outgoing: bool, peer: int, ordinal: int, regions: Sequence[Region]) -> int:
+        """Add a transfer and return its number."""
         self.transfers.append(Transfer(outgoing, peer, ordinal, tuple(regions)))
         return len(self.transfers) - 1
 
@@ -80,6 +81,7 @@ class Program:
             self.under_way.update((one, self.transfers[one]) for one in transfers)
 
     def wait(self, transfers: Iterable[int]) -> None:
+        """Wait for those of these transfers that are under way."""
         waited = tuple(one for one in dict.fromkeys(transfers) if one in self.under_way)
         if waited:
             self.instructions.append(Wait(waited))
@@ -87,6 +89,7 @@ class Program:
                 del self.under_way[one]
 
     def wait_all(self) -> None:
+        """Wait for all transfers under way."""
         self.wait(list(self.under_way))
 
     def wait_all_but(self, newest: int) -> None:
@@ -95,11 +98,13 @@ class Program:
             self.wait(list(self.under_way)[: len(self.under_way) - newest])
 
     def move(self, source: Region, target: Region) -> None:
+        """Copy, after what is under way on either region."""
         if source != target and source.start != source.stop:
             self.wait([*self._touched((source,), False), *self._touched((target,), True)])
             self.instructions.append(Move(source, target))
 
     def fold(self, left: Region, right: Region, into: Region) -> None:
+        """Combine, after what is under way on any of the regions."""
         self.wait([*self._touched((left, right), False), *self._touched((into,), True)])
         self.instructions.append(Fold(left, right, into))
 
