@@ -6,7 +6,8 @@ sums are exact in any order and a block in the wrong place is seen. Equality is 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -34,12 +35,20 @@ def fill(count: int, rank: int, dtype: str, op: str) -> np.ndarray[Any, Any]:
     return np.resize(period.astype(dtype), count)
 
 
-class Guarded:
-    """An array between guard bytes, aligned to a cache line."""
+Empty: TypeAlias = Callable[[int], np.ndarray[Any, Any]]
 
-    def __init__(self, count: int, dtype: str) -> None:
+
+def ordinary(nbytes: int) -> np.ndarray[Any, Any]:
+    """Return uninitialised bytes of ordinary memory."""
+    return np.empty(nbytes, np.uint8)
+
+
+class Guarded:
+    """An array between guard bytes, aligned to a cache line, in memory that `empty` gives."""
+
+    def __init__(self, count: int, dtype: str, empty: Empty = ordinary) -> None:
         nbytes = count * np.dtype(dtype).itemsize
-        block = np.empty(nbytes + 3 * GUARD_NBYTES, np.uint8)
+        block = empty(nbytes + 3 * GUARD_NBYTES)
         start = GUARD_NBYTES + -(block.ctypes.data + GUARD_NBYTES) % GUARD_NBYTES
         self._before, self._after = block[start - GUARD_NBYTES : start], block[start + nbytes :][:GUARD_NBYTES]
         self._before[:], self._after[:] = GUARD, GUARD
@@ -56,21 +65,35 @@ class Guarded:
 
 
 class Checked:
-    """A rank's buffers of one problem, what they must hold before, and what they must hold afterwards."""
+    """A rank's buffers of one problem, what they must hold before, and what they must hold afterwards.
 
-    def __init__(self, problem: Problem, rank: int, dtype: str, op: str) -> None:
+    `empty_send` and `empty_recv` give their memory; they are called on every rank, if for nothing, as shared memory
+    wants it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        rank: int,
+        dtype: str,
+        op: str,
+        empty_send: Empty = ordinary,
+        empty_recv: Empty = ordinary,
+    ) -> None:
         primitive = problem.primitive
         self.problem, self.rank, self.dtype, self.op = problem, rank, dtype, op
         self._aliasing = primitive.aliasing(problem, rank) if problem.in_place or primitive.one_buffer else None
         sends, receives = primitive.inputs(problem, rank, 1), primitive.outputs(problem, rank, 1)
         nsend, nrecv = primitive.send_count(problem, rank), primitive.recv_count(problem, rank)
         if self._aliasing is not None:
+            Guarded(0, dtype, empty_send)
             self.send = None
             count = max(nsend + self._aliasing[0], nrecv + self._aliasing[1])
-            self.recv: Guarded | None = Guarded(count, dtype)
+            self.recv: Guarded | None = Guarded(count, dtype, empty_recv)
         else:
-            self.send = Guarded(nsend, dtype) if sends else None
-            self.recv = Guarded(nrecv, dtype) if receives else None
+            send, recv = Guarded(nsend, dtype, empty_send), Guarded(nrecv, dtype, empty_recv)
+            self.send = send if sends else None
+            self.recv = recv if receives else None
         self._input = self._input_of(rank)
         self._expected = expected(problem, rank, self._input_of, OPERATIONS[op].combine)
 
@@ -96,6 +119,22 @@ class Checked:
             self.recv.array[self._aliasing[0] :][: len(own)] = own
         elif self.send is not None:
             self.send.array[:] = own
+
+    def randomise(self, seed: int) -> None:
+        """Fill the send buffer with bits that nothing can compress and no arithmetic is slow with: no result to check.
+
+        Floats lie between 1 and 2, so that none is denormal or infinite, nor a sum or product of some.
+        """
+        buffer = self.send if self.send is not None else self.recv
+        if buffer is None:
+            return
+        array = buffer.array
+        array.view(np.uint8)[:] = np.frombuffer(np.random.default_rng(seed).bytes(array.nbytes), np.uint8)
+        if array.dtype.kind == "f":
+            bits = array.view(f"u{array.itemsize}")
+            one, fraction = np.ones(1, array.dtype).view(bits.dtype)[0], np.finfo(array.dtype).nmant
+            bits &= bits.dtype.type((1 << fraction) - 1)
+            bits |= one
 
     def wrong(self) -> int:
         """Return how many elements differ from what must be there: results, changed inputs, broken guards."""

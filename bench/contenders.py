@@ -1,9 +1,10 @@
-"""Who competes at a point: the library's own call and algorithms by hand, each made ready, or skipped with the reason."""
+"""Who competes at a point: the library's own call and algorithms by hand, each made ready, or skipped and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bench.check import Checked
@@ -19,13 +20,19 @@ NATIVE_FORMS = (NATIVE, "native_persistent")
 
 @dataclass
 class Contender:
-    """One algorithm at one point. `plan` is None where it was skipped, and then `reason` says why."""
+    """One algorithm at one point, with a plan for each set of buffers; none where it was skipped, and `reason` why."""
 
     label: str
-    plan: Any = None
-    plan_seconds: float = 0.0
+    plans: list[Any] = field(default_factory=list)
+    plan_seconds: float = 0.0  # of the first plan, on this rank
+    first_seconds: float = 0.0  # of its first call, on the slowest rank
     reason: str = ""
     wrong: int | None = None
+
+    def free(self) -> None:
+        """Give back what MPI holds."""
+        for plan in self.plans:
+            plan.free()
 
 
 def labels(primitive: Primitive, options: Options) -> list[str]:
@@ -50,27 +57,30 @@ def labels(primitive: Primitive, options: Options) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def make_ready(names: Sequence[str], comm: Any, checked: Checked, arena: Arena) -> list[Contender]:
-    """Return the contenders with their plans made; the seconds that took are this rank's."""
+def make_ready(names: Sequence[str], comm: Any, sets: Sequence[Checked], arena: Arena) -> list[Contender]:
+    """Return the contenders with their plans made, one for each set of buffers."""
     from collectives.plan import NotApplicable
 
-    problem = checked.problem
-    contenders = []
-    for name in names:
-        contender = Contender(name)
-        contenders.append(contender)
-        try:
-            contender.plan, contender.plan_seconds = seconds_of(
-                lambda name=name: problem.primitive.plan(
-                    comm,
-                    *checked.arrays,
-                    algorithm=name,
-                    op=checked.op,
-                    root=problem.root,
-                    count=problem.count,
-                    scratch=arena,
-                )
-            )
-        except NotApplicable as reason:
+    contenders = [Contender(name) for name in names]
+    for contender in contenders:
+        try:  # all plans of a contender, or none: its preconditions are those of the problem
+            for checked in sets:
+                plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena))
+                contender.plan_seconds = contender.plan_seconds or seconds
+                contender.plans.append(plan)
+        except NotApplicable as reason:  # noqa: PERF203 -- a plan costs a thousand times more
             contender.reason = str(reason)
     return contenders
+
+
+def _plan(name: str, comm: Any, checked: Checked, arena: Arena) -> Any:
+    problem = checked.problem
+    return problem.primitive.plan(
+        comm,
+        *checked.arrays,
+        algorithm=name,
+        op=checked.op,
+        root=problem.root,
+        count=problem.count,
+        scratch=arena,
+    )

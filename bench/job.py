@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import os
+import platform
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -32,7 +34,10 @@ class Job:
         self.rank, self.nranks = comm.Get_rank(), comm.Get_size()
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_nranks = node.Get_rank(), node.Get_size()
+        self.with_leader = node.bcast(self.rank, 0) == 0  # whether this rank is on rank 0's node
+        self._local_pids = node.allgather(os.getpid())
         node.Free()
+        self.missing: list[int] = []
         self.nnodes = int(self.total(np.array([self.local_rank == 0], np.int64))[0])
 
     @property
@@ -50,9 +55,17 @@ class Job:
         self.comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
         return values
 
-    def slowest(self, durations: np.ndarray[Any, Any]) -> None:
-        """Replace `durations` by their maximum over ranks."""
-        self.comm.Allreduce(MPI.IN_PLACE, durations, MPI.MAX)
+    def gather(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+        """Return the values of all ranks, stacked, on rank 0; None elsewhere."""
+        stacked = np.empty((self.nranks, *values.shape), values.dtype) if self.leads else None
+        self.comm.Gather(np.ascontiguousarray(values), stacked, 0)
+        return stacked
+
+    def follow(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return rank 0's values; those of the others have the same shape."""
+        values = np.ascontiguousarray(values)
+        self.comm.Bcast(values, 0)
+        return values
 
     def decide(self, choice: bool) -> bool:
         """Return rank 0's choice."""
@@ -74,14 +87,30 @@ class Job:
         return outcome
 
     def agree(self, fingerprint: int, what: str) -> None:
-        """Raise RuntimeError on all ranks, naming the odd ones, unless all have the same fingerprint."""
-        mine = np.array([fingerprint], np.uint64)
-        all_of_them = np.empty(self.nranks, np.uint64)
-        self.comm.Allgather(mine, all_of_them)
+        """Raise RuntimeError on all ranks, naming the odd ones, unless all have the same fingerprint.
+
+        While rank 0 waits for others, `missing` names them, for a guard to tell.
+        """
+        all_of_them = np.full(self.nranks, fingerprint, np.uint64)
+        if self.leads:
+            self.missing = list(range(1, self.nranks))
+            status, theirs = MPI.Status(), np.empty(1, np.uint64)
+            while self.missing:
+                self.comm.Recv(theirs, MPI.ANY_SOURCE, status=status)
+                self.missing.remove(status.Get_source())
+                all_of_them[status.Get_source()] = theirs[0]
+        else:
+            self.comm.Send(all_of_them[:1], 0)
+        self.comm.Bcast(all_of_them, 0)
         values, counts = np.unique(all_of_them, return_counts=True)
         if len(values) > 1:
             odd = np.flatnonzero(all_of_them != values[counts.argmax()])
             raise RuntimeError(f"ranks {odd.tolist()} are about to measure something else than the others: {what}")
+
+    def findings(self, look: Callable[[Sequence[int]], Result]) -> dict[str, Result]:
+        """Let one rank of each host look, given the processes of this job there; return on rank 0 what each found."""
+        found = (platform.node(), look(self._local_pids)) if self.local_rank == 0 else None
+        return dict(filter(None, self.comm.gather(found, 0) or []))
 
     def wait_idly(self) -> None:
         """Wait for all ranks without using a CPU, while rank 0 does something long."""

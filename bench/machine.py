@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,25 @@ def software_facts() -> dict[str, Any]:
     return {
         "collbench": __version__,
         "python": platform.python_version(),
-        "mpi": MPI.Get_library_version().split("\n")[0].strip("\x00 "),
+        "mpi": mpi(),
         "mpi_standard": ".".join(map(str, MPI.Get_version())),
         "mpi4py": mpi4py.__version__,
         "numpy": numpy.__version__,
         "git": git_revision(Path(__file__).resolve().parent.parent),
     }
+
+
+def mpi() -> str:
+    """Return the first line of what the MPI library calls itself."""
+    from mpi4py import MPI
+
+    return " ".join(MPI.Get_library_version().split("\n")[0].strip("\x00 ").split())
+
+
+def rank_facts() -> dict[str, Any]:
+    """Return where this rank runs."""
+    cpus_of_rank = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return {"host": platform.node(), "pid": os.getpid(), "cpus": cpus_of_rank}
 
 
 def run_facts() -> dict[str, Any]:
@@ -79,6 +93,63 @@ def caches() -> dict[str, str]:
             continue
         found[f"L{level} {kind.lower()}"] = nbytes
     return found
+
+
+def cache_levels() -> list[tuple[str, int, int]]:
+    """Return name, bytes and number of CPUs that share it of each data cache of the first CPU, small ones first."""
+    levels = []
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, nbytes, shared = (
+                (index / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
+            )
+        except OSError:
+            continue
+        if kind != "Instruction":
+            levels.append((f"L{level}", int(nbytes[:-1]) * {"K": 1 << 10, "M": 1 << 20}[nbytes[-1]], len(cpus(shared))))
+    return levels
+
+
+def ncpus() -> int:
+    """Return how many CPUs the host has."""
+    return os.cpu_count() or 1
+
+
+def cpus(text: str) -> list[int]:
+    """Return the CPUs in a list as Linux writes it: `0-3,8`."""
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def cache_of(nbytes: int, nranks: int, levels: Sequence[tuple[str, int, int]], ncpus: int) -> str:
+    """Return the first cache into which what `nranks` ranks of a host touch fits, `nbytes` each; else `memory`.
+
+    Ranks are taken to be spread evenly over caches of the same level. Blank where nothing is known of caches.
+    """
+    for name, size, shared in levels:
+        ranks_of_one = -(-nranks * shared // max(ncpus, shared))
+        if nbytes * ranks_of_one <= size:
+            return name
+    return "memory" if levels else ""
+
+
+def busy_seconds() -> float | None:
+    """Return the seconds that all CPUs of the host together have been busy so far, to a hundredth."""
+    try:
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def governed() -> bool:
+    """Say whether the system changes the CPUs' frequency as it sees fit."""
+    paths = Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor")
+    return any(path.read_text().strip() != "performance" for path in paths)
 
 
 def git_revision(folder: Path) -> str | None:

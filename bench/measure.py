@@ -2,109 +2,216 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from bench import machine, summary
 from bench.check import Checked
+from bench.clocks import Clocks
 from bench.contenders import NATIVE, Contender, make_ready
+from bench.guard import Guard
 from bench.job import THREAD_LEVELS, Job
 from bench.launch import Launch
-from bench.machine import memory
+from bench.load import Load
 from bench.options import Options
 from bench.points import Point, fingerprint
-from bench.rows import Row, algbw_GBps, busbw_GBps
-from bench.statistics import paired_ratio, summarise
-from bench.timing import Limits, sample
+from bench.rows import Row
+from bench.samples import Samples
+from bench.start import Deadline
+from bench.timing import Limits, sample, seconds_of
 from collectives import Arena, barrier
+from collectives.registry import Problem
 
 MEMORY_SHARE = 0.8
 """How much of the memory that is free a point may take."""
 
 
 class Measuring:
-    """What stays the same from point to point."""
+    """What stays the same from point to point. Rank 0 has the samples, and makes the rows."""
 
     def __init__(self, job: Job, launch: Launch, options: Options, run: str, seed: int) -> None:
         from mpi4py import MPI
 
-        self.job, self.launch, self.options, self.run, self.seed = job, launch, options, run, seed
-        self.thread_level = THREAD_LEVELS[MPI.Query_thread()]
+        self.job, self.options, self.seed = job, options, seed
+        self.guard = Guard(job.rank, options.hang_seconds)
+        self.guard.note = self._missing
+        self.guard.at("starting")
         self.barrier = barrier.plan(job.comm, algorithm="dissemination")
-        self.free_nbytes = memory("MemAvailable")
+        self.clocks = Clocks(job.comm)
+        self.start = Deadline(job.comm, self.barrier, self.clocks) if options.sync == "deadline" else self.barrier
+        self.load = Load(job)
+        self.limits = Limits(options.iters, options.warmup, options.max_seconds, options.precision, options.cadence)
+        self.settings = {
+            "run": run,
+            "nranks": job.nranks,
+            "nnodes": job.nnodes,
+            "thread_level": THREAD_LEVELS[MPI.Query_thread()],
+            "oversubscribed": launch.oversubscribed,
+            "cadence": options.cadence,
+            "sync": options.sync,
+            "rotate": options.rotate,
+        }
+        self.empty_seconds = 0.0  # what an empty call takes in the same loop
+        self._free_nbytes = machine.memory("MemAvailable")
+        self._caches, self._governed = machine.cache_levels(), machine.governed()
 
     def free(self) -> None:
-        """Give back what MPI holds."""
+        """Give back what MPI holds, and end the guard's watch."""
+        self.guard.rest()
         self.barrier.free()
+        self.clocks.free()
 
-    def rows(self, point: Point, names: Sequence[str]) -> list[Row]:
-        """Return the rows of all contenders at `point`. Buffers and plans are gone when it returns."""
+    def rows(
+        self,
+        point: Point,
+        names: Sequence[str],
+        done: Collection[str] = (),
+        keep: Callable[[Point, Mapping[str, Samples]], None] | None = None,
+    ) -> list[Row]:
+        """Return on rank 0 the rows of the contenders at `point`, without those that are `done`.
+
+        `keep` gets the samples behind them.
+
+        The baseline is measured in any case. Buffers and plans are gone when it returns.
+        """
+        names = [name for name in names if name not in done or name == NATIVE]
+        if set(names) <= set(done):
+            return []
+        self.guard.at(str(point))
         self.job.agree(fingerprint(point, names), str(point))
         problem = point.problem(self.job.nranks)
         reason = problem.primitive.unmet(problem) or self._too_large(point)
         if reason:
-            return [self._row(point, Contender(name, reason=reason)) for name in names]
-        checked = Checked(problem, self.job.rank, point.dtype, point.op)
-        contenders = make_ready(names, self.job.comm, checked, Arena())
+            made = self._rows(point, [Contender(name, reason=reason) for name in names])
+        else:
+            made = self._measured(point, problem, names, keep or _forget)
+        return [row for row in made if row.algorithm not in done]
+
+    def _measured(self, point: Point, problem: Problem, names: Sequence[str], keep: Any) -> list[Row]:
+        sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
+        contenders = make_ready(names, self.job.comm, sets, Arena())
         try:
-            return self._measured(point, checked, contenders)
+            ready = [one for one in contenders if one.plans]
+            costs = self._costs(ready, sets)
+            self._first_calls(ready, sets)
+            right = [one for one in ready if not one.wrong]
+            for checked in sets:
+                checked.randomise(self.seed + self.job.rank)
+            self.clocks.look()
+            self.load.look()
+            names = [one.label for one in right]
+            samples = dict(zip(names, self._sample(point, right), strict=False))
+            load = self.load.look()
+            self._check(right, sets)
         finally:
             for contender in contenders:
-                if contender.plan is not None:
-                    contender.plan.free()
+                contender.free()
+        for one in ready:
+            costs[one.label]["first_call_us"] = one.first_seconds * 1e6 / point.primitive.legs
+        keep(point, samples)
+        return self._rows(point, contenders, samples, costs, load)
 
-    def _measured(self, point: Point, checked: Checked, contenders: list[Contender]) -> list[Row]:
-        ready = [one for one in contenders if one.plan is not None]
-        costs = self._costs(ready, checked)
-        self._check(ready, checked)
-        right = [one for one in ready if not one.wrong]
-        limits = Limits(self.options.iters, self.options.warmup, self.options.max_seconds)
-        durations = sample([one.plan for one in right], self.barrier, self.job, limits, self.seed)
-        durations /= point.primitive.legs
-        self._check(right, checked)
-        seconds = {id(one): mine for one, mine in zip(right, durations, strict=True)}
-        native = next((seconds[id(one)] for one in right if one.label == NATIVE and not one.wrong), None)
-        return [self._row(point, one, seconds.get(id(one)), native, costs.get(id(one), {})) for one in contenders]
+    def against_itself(self, point: Point, names: Sequence[str]) -> list[tuple[str, str, Samples, Samples]]:
+        """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""
+        self.guard.at(str(point))
+        problem = point.problem(self.job.nranks)
+        if problem.primitive.unmet(problem) or self._too_large(point):
+            return []
+        sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
+        contenders = make_ready([name for name in names for _ in "AB"], self.job.comm, sets, Arena())
+        try:
+            ready = [one for one in contenders if one.plans]
+            self._first_calls(ready, sets)
+            taken = self._sample(point, ready)
+        finally:
+            for contender in contenders:
+                contender.free()
+        pairs = zip(ready[::2], taken[::2], taken[1::2], strict=False)
+        return [(str(point), one.label, first, second) for one, first, second in pairs]
+
+    def _sample(self, point: Point, contenders: Sequence[Contender]) -> list[Samples]:
+        """Return the samples of each contender, on rank 0."""
+        calls = [[one.plans[place] for one in contenders] for place in range(self.options.rotate)]
+        firsts = [one.first_seconds for one in contenders]
+        taken = sample(
+            calls,
+            self.start,
+            self.job,
+            self.limits,
+            self.seed,
+            firsts,
+            shared=self.clocks.relation.shared,
+            alive=self.guard.alive,
+            relax=self.start.relax if isinstance(self.start, Deadline) else _content,
+        )
+        return [one.scaled(1 / point.primitive.legs) for one in taken]
 
     def _too_large(self, point: Point) -> str | None:
         """Return why the point does not fit in memory, as rank 0 sees it, or None.
 
-        A rank holds a send and a receive buffer, the input and the expected result to compare with, and scratch.
+        A rank holds send and receive buffers, the input and the expected result to compare with, and scratch.
         """
-        needed = 6 * point.nbytes * self.job.local_nranks
-        limit = self.options.memory_limit or (None if self.free_nbytes is None else MEMORY_SHARE * self.free_nbytes)
+        needed = (4 + 2 * self.options.rotate) * point.nbytes * self.job.local_nranks
+        limit = self.options.memory_limit or (None if self._free_nbytes is None else MEMORY_SHARE * self._free_nbytes)
         if self.job.decide(limit is None or needed <= limit):
             return None
         return f"needs {needed / 2**20:.0f} MiB on a node, of which {(limit or 0) / 2**20:.0f} MiB may be used"
 
-    def _check(self, contenders: Sequence[Contender], checked: Checked) -> None:
-        """Call each contender once on fresh buffers and count wrong elements over all ranks."""
-        if not self.options.check:
+    def _first_calls(self, contenders: Sequence[Contender], sets: Sequence[Checked]) -> None:
+        """Call each contender for the first time, on checked buffers, and note how long that took."""
+        firsts = np.zeros(len(contenders))
+        self._check(contenders, sets, firsts)
+        for contender, seconds in zip(contenders, self.job.most(firsts), strict=True):
+            contender.first_seconds = float(seconds)
+
+    def _check(
+        self, contenders: Sequence[Contender], sets: Sequence[Checked], firsts: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        """Call each contender once on each set, as if for the first time, and count wrong elements over all ranks.
+
+        `firsts` gets the seconds of each contender's call on the first set. Without --check that is all that is done.
+        """
+        if not self.options.check and firsts is None:
             return
         wrong = np.zeros(len(contenders), np.int64)
         for index, contender in enumerate(contenders):
-            checked.reset()
-            self.barrier()
-            contender.plan()
-            wrong[index] = checked.wrong()
-        for contender, count in zip(contenders, self.job.total(wrong), strict=True):
-            contender.wrong = (contender.wrong or 0) + int(count)
+            self.guard.alive()
+            for place, checked in enumerate(sets):
+                checked.reset()
+                self.barrier()
+                _, seconds = seconds_of(contender.plans[place])
+                if firsts is not None and place == 0:
+                    firsts[index] = seconds
+                if self.options.check:
+                    wrong[index] += checked.wrong()
+        if self.options.check:
+            for contender, count in zip(contenders, self.job.total(wrong), strict=True):
+                contender.wrong = (contender.wrong or 0) + int(count)
 
-    def _costs(self, contenders: Sequence[Contender], checked: Checked) -> dict[int, dict[str, Any]]:
-        """Return what each plan costs the rank that pays most: time to make it, messages, bytes sent, scratch."""
-        itemsize = np.dtype(checked.dtype).itemsize
-        table = np.zeros((len(contenders), 5))
+    def _costs(self, contenders: Sequence[Contender], sets: Sequence[Checked]) -> dict[str, dict[str, Any]]:
+        """Return what each contender costs the rank that pays most: time to plan, messages, bytes sent, memory."""
+        itemsize = np.dtype(sets[0].dtype).itemsize
+        buffers = sum(one.footprint_nbytes for one in sets)
+        table = np.zeros((len(contenders), 6))
         for figures, one in zip(table, contenders, strict=True):
-            layout = one.plan.layout
-            if layout is not None:
-                figures[1:4] = layout.nrounds, layout.nmessages, layout.sent_count * itemsize
-            figures[0], figures[4] = one.plan_seconds * 1e6, one.plan.scratch_nbytes
-        costs = {}
-        for one, (plan_us, rounds, messages, sent, scratch) in zip(contenders, self.job.most(table), strict=True):
-            costs[id(one)] = {"plan_us": float(plan_us)}
-            if one.plan.layout is not None:
-                costs[id(one)] |= {
+            plan = one.plans[0]
+            if plan.layout is not None:
+                figures[1:4] = plan.layout.nrounds, plan.layout.nmessages, plan.layout.sent_count * itemsize
+            figures[0], figures[4], figures[5] = (
+                one.plan_seconds * 1e6,
+                plan.scratch_nbytes,
+                buffers + plan.scratch_nbytes,
+            )
+        costs: dict[str, dict[str, Any]] = {}
+        for one, (plan_us, rounds, messages, sent, scratch, footprint) in zip(
+            contenders, self.job.most(table), strict=True
+        ):
+            cache = machine.cache_of(int(footprint), self.job.local_nranks, self._caches, machine.ncpus())
+            costs[one.label] = {"plan_us": float(plan_us), "footprint_nbytes": int(footprint), "cache": cache}
+            if one.plans[0].layout is not None:
+                costs[one.label] |= {
                     "rounds": int(rounds),
                     "messages_max": int(messages),
                     "sent_nbytes_max": int(sent),
@@ -112,51 +219,33 @@ class Measuring:
                 }
         return costs
 
-    def _row(
+    def _rows(
         self,
         point: Point,
-        contender: Contender,
-        seconds: np.ndarray[Any, Any] | None = None,
-        native: np.ndarray[Any, Any] | None = None,
-        costs: dict[str, Any] | None = None,
-    ) -> Row:
-        primitive, nranks = point.primitive, self.job.nranks
-        status, reason = ("skipped", contender.reason) if contender.reason else ("ok", "")
-        if contender.wrong:
-            status, reason = "wrong", f"{contender.wrong} elements differ from what they must be"
-        figures: dict[str, Any] = dict(costs or {})
-        if seconds is not None:
-            one = summarise(seconds * 1e6)
-            figures |= {f"time_us_{name}": value for name, value in one._asdict().items()} | {
-                "iters": len(seconds),
-                "algbw_GBps": algbw_GBps(point.nbytes, one.p50),
-                "busbw_GBps": busbw_GBps(point.nbytes, one.p50, primitive.busbw_factor(nranks), nranks),
-            }
-            if native is not None:
-                ratio = paired_ratio(native, seconds, self.seed)
-                figures |= {
-                    "baseline": NATIVE,
-                    "native_ratio": ratio.value,
-                    "native_ratio_low": ratio.low,
-                    "native_ratio_high": ratio.high,
-                }
-        blocks = not primitive.vector and not primitive.name.startswith("sendrecv")
-        return Row(
-            run=self.run,
-            primitive=primitive.name,
-            algorithm=contender.label,
-            nranks=nranks,
-            nnodes=self.job.nnodes,
-            dtype="" if primitive.synchronises else point.dtype,
-            op=point.op if primitive.combines else "",
-            root=point.root if primitive.rooted else None,
-            count=point.count,
-            nbytes=point.nbytes,
-            block_nbytes=-(-point.count // nranks) * (point.nbytes // max(1, point.count)) if blocks else point.nbytes,
-            thread_level=self.thread_level,
-            oversubscribed=self.launch.oversubscribed,
-            wrong=contender.wrong,
-            status=status,
-            reason=reason,
-            **figures,
-        )
+        contenders: Sequence[Contender],
+        samples: dict[str, Samples] | None = None,
+        costs: dict[str, dict[str, Any]] | None = None,
+        load: float | None = None,
+    ) -> list[Row]:
+        if not self.job.leads:
+            return []
+        circumstances = {
+            "empty": self.empty_seconds,
+            "load": load,
+            "oversubscribed": self.settings["oversubscribed"],
+            "governed": self._governed,
+        }
+        settings = self.settings if load is None else {**self.settings, "other_load": load}
+        return summary.rows(point, contenders, samples or {}, costs or {}, settings, circumstances, self.seed)
+
+    def _missing(self) -> str:
+        missing = self.job.missing
+        return f"rank {', '.join(map(str, missing))} has not come to it" if missing else ""
+
+
+def _content(late: float) -> None:
+    pass
+
+
+def _forget(point: Point, samples: Mapping[str, Samples]) -> None:
+    pass

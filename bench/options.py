@@ -20,6 +20,8 @@ from bench.usage import UsageError
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 OPS = ("sum", "prod", "max", "min")
 DEVICES = ("auto", "cpu", "cuda")
+CADENCES = ("isolated", "streaming")
+SYNCS = ("barrier", "deadline")
 
 EXAMPLES = """\
 examples:
@@ -47,9 +49,16 @@ class Options:
     iters: int  # samples of each contender at a point
     warmup: int  # calls of each contender before its first sample
     max_seconds: float  # of sampling at a point; 0: no limit
+    precision: float  # of the median, relative, at which a contender has samples enough; 0: never
+    cadence: str  # isolated: each call has a start of its own; streaming: many calls back to back
+    sync: str  # how a sample begins: behind a barrier, or at an agreed deadline
+    rotate: int  # sets of buffers through which samples walk
+    hang_seconds: float  # without any progress, after which the job ends; 0: never
     check: bool
     memory_limit: int | None  # bytes of buffers that a point may take on a node; None: most of what is free
     output: Path | None  # None: a new folder under results/
+    resume: Path | None  # the folder of a run to be completed
+    samples: bool  # whether every sample of every rank is written
     device: str
     plots: bool
     quiet: bool
@@ -86,13 +95,22 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         iters=_integer(words.iters, "--iters", 1, None, "must be a whole number, 1 or more"),
         warmup=_integer(words.warmup, "--warmup", 0, None, "must be a whole number, 0 or more"),
         max_seconds=_number(words.max_seconds, "--max-seconds", "must be a number of seconds; 0 is no limit", least=0),
+        precision=_number(words.precision, "--precision", "must be a share such as 0.02; 0 is no limit", least=0),
+        cadence=_known([words.cadence], "--cadence", "cadence", CADENCES)[0],
+        sync=_known([words.sync], "--sync", "sync", SYNCS)[0],
+        rotate=_integer(words.rotate, "--rotate", 1, None, "must be a whole number, 1 or more"),
+        hang_seconds=_number(words.hang_seconds, "--hang-seconds", "must be seconds; 0 never ends a job", least=0),
         check=bool(_integer(words.check, "--check", 0, 1, "must be 1 to check every result or 0 not to")),
         memory_limit=None if words.memory_limit is None else parse_size(words.memory_limit, "--memory-limit"),
         output=None if words.output is None else Path(words.output),
+        resume=None if words.resume is None else Path(words.resume),
+        samples=words.samples,
         device=_known([words.device], "--device", "device", DEVICES)[0],
         plots=not words.no_plots,
         quiet=words.quiet,
     )
+    if options.resume and options.output:
+        raise UsageError("--output", options.output, "--resume writes to the folder that it names: leave one out")
     geometric(options.min_bytes, options.max_bytes, options.factor)  # raises where they give no sweep
     return options
 
@@ -261,6 +279,11 @@ def _parser() -> _Parser:
     valued(how, "-n --iters", "N", "50", "timed calls of each contender at a point")
     valued(how, "-w --warmup", "N", "3", "calls of each contender before the first timed one")
     valued(how, "--max-seconds", "S", "1", "ends the timed calls of a point, even before --iters; 0 never does")
+    valued(how, "--precision", "P", "0.02", "a contender whose median is known to within this share has samples enough")
+    valued(how, "--cadence", "NAME", "isolated", "isolated: one call a sample; streaming: calls back to back, averaged")
+    valued(how, "--sync", "NAME", "barrier", "how a sample begins: barrier, or deadline, an instant that all agree on")
+    valued(how, "--rotate", "K", "1", "walk through K sets of buffers, so that caches are cold")
+    valued(how, "--hang-seconds", "S", "300", "end a job that does not get on for so long, with every rank's stack")
     valued(how, "-c --check", "0|1", "1", "compare every contender's result, before and after it is timed")
     how.add_argument(
         "--memory-limit",
@@ -270,7 +293,9 @@ def _parser() -> _Parser:
     output.add_argument(
         "-o", "--output", metavar="DIR", help="a new or empty folder (default: results/<UTC time>-<host>-n<ranks>)"
     )
+    output.add_argument("--resume", metavar="DIR", help="complete the run in this folder, made with the same options")
     for flags, meaning in (
+        ("--samples", "write every sample of every rank to samples.csv.gz"),
         ("--no-plots", "leave the pictures to python -m bench.report"),
         ("-q --quiet", "no progress line and no table, only the files"),
         ("--list", "list primitives and their algorithms, measure nothing"),

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.cautions import sentences
 from bench.points import Point
 from bench.rows import ROWS_FILE, Row, RowWriter, read_rows, write_run
+from bench.samples import Samples
 from bench.sizes import format_size
+from bench.table import SAMPLES_FILE, SamplesTable
 
 # What the table shows: heading, width, how a row's value is written.
 COLUMNS = (
@@ -32,10 +35,15 @@ class Output:
     def __init__(self, folder: Path, facts: Mapping[str, Any], leads: bool, quiet: bool) -> None:
         self.folder, self.leads, self.quiet = folder, leads, quiet
         self._writer: RowWriter | None = None
+        self._table: SamplesTable | None = None
+        self._cautions: list[list[str]] = []
+        self._settings = {**facts["made_with"]["options"], "oversubscribed": facts["oversubscribed"]} if leads else {}
         if leads:
             folder.mkdir(parents=True, exist_ok=True)
             write_run(folder, facts)
             self._writer = RowWriter(folder / ROWS_FILE)
+            if self._settings["samples"]:
+                self._table = SamplesTable(folder / SAMPLES_FILE)
             self._say(*(f"# {line}" for line in headings(facts)))
             self._say("#" + line_of([name for name, _ in COLUMNS])[1:])
 
@@ -43,14 +51,22 @@ class Output:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        for file in (self._writer, self._table):
+            if file is not None:
+                file.close()
 
     def write(self, row: Row) -> None:
         """Append a row to the file and to the table."""
         if self._writer is not None:
             self._writer.write(row)
             self._say(table_line(row))
+            if row.time_us_p50 is not None:
+                self._cautions.append(row.cautions.split())
+
+    def write_samples(self, point: Point, samples: Mapping[str, Samples]) -> None:
+        """Append every sample taken at a point to the table of samples, where it was asked for."""
+        if self._table is not None:
+            self._table.write(point, samples)
 
     def progress(self, points: Sequence[Point]) -> Iterator[Point]:
         """Yield the points, on a terminal with a live line that says how far the sweep is."""
@@ -84,6 +100,8 @@ class Output:
         """Say how it went and where the results are."""
         if self.leads:
             words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+            for sentence in () if self.quiet else sentences(self._cautions, self._settings):
+                print(f"note: {sentence}", file=sys.stderr, flush=True)
             self._say(f"# {'FAILED' if counts.get('wrong') else 'OK'}: {words or 'no'} rows in {self.folder}/")
 
     def _say(self, *lines: str) -> None:

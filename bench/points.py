@@ -28,6 +28,18 @@ class Point:
         """The bytes of the whole vector, as moved."""
         return self.count * np.dtype(self.dtype).itemsize
 
+    @property
+    def key(self) -> tuple[str, str, str, int | None, int]:
+        """Primitive, dtype, op, root and count as in rows: blank what is of no matter to the primitive."""
+        primitive = self.primitive
+        return (
+            primitive.name,
+            "" if primitive.synchronises else self.dtype,
+            self.op if primitive.combines else "",
+            self.root if primitive.rooted else None,
+            self.count,
+        )
+
     def problem(self, nranks: int) -> Problem:
         """Return the point as a problem of `nranks` ranks."""
         return self.primitive.problem(nranks, self.count, root=self.root)

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
-SCHEMA = 1
+SCHEMA = 2
 # History of the schema. Columns keep their names and their order; new ones are appended.
-# 1: the first.
+# 1: the first, up to `reason`.
+# 2: how samples were taken (`cadence` to `cache`), the first call, intervals, skew, stragglers, verdict, cautions.
 
 ROWS_FILE = "rows.csv"
 RUN_FILE = "run.json"
@@ -78,6 +79,23 @@ class Row:
     wrong: int | None = None  # elements that differed, over all ranks; blank when not checked
     status: Status = "ok"
     reason: str = ""
+    cadence: str = "isolated"  # or streaming: `calls` back to back in a sample, the time divided
+    sync: str = "barrier"  # how a sample began on all ranks alike, or deadline
+    calls: int = 1  # in a sample
+    rotate: int = 1  # sets of buffers that samples walked through
+    footprint_nbytes: int | None = None  # buffers and scratch of the rank that has most, all sets
+    cache: str = ""  # the smallest cache that holds what the ranks of a host touch, or memory
+    first_call_us: float | None = None  # of the plan, before warm-up
+    time_us_low: float | None = None  # ends of the 95% interval of the median
+    time_us_high: float | None = None
+    skew_us: float | None = None  # between the first and the last rank to begin a sample, the median
+    slowest_rank: int | None = None  # took longest most often
+    slowest_share: float | None = None  # in this share of the samples
+    retaken: int | None = None  # samples that did not count, since a rank was late for their start
+    other_load: float | None = None  # CPUs of the leader's host that other programs kept busy
+    native_p: float | None = None  # of the sign test of equal speed, corrected for all contenders of the point
+    verdict: str = ""  # faster or slower than the baseline, or no difference shown
+    cautions: str = ""  # reasons not to take the times at face value, see bench.cautions
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
@@ -91,7 +109,7 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-REQUIRED = COLUMNS  # what a later schema appends is not required, so that old files stay readable
+REQUIRED = COLUMNS[: COLUMNS.index("reason") + 1]  # later columns are not, so that old files stay readable
 
 _KINDS = {column: set(get_args(hint)) or {hint} for column, hint in get_type_hints(Row).items()}
 

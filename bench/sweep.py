@@ -7,9 +7,9 @@ mpirun -n 8 python -m bench.sweep [PRIMITIVE ...] [options]
 
 from __future__ import annotations
 
+import gc
 import platform
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +20,7 @@ from bench.usage import UsageError
 
 if TYPE_CHECKING:
     from bench.job import Job
+    from bench.measure import Measuring
     from bench.options import Options
 
 SEED = 20260815
@@ -36,14 +37,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def sweep(argv: Sequence[str], launch: Launch) -> int:
     """Carry out one sweep and return the exit status."""
+    import numpy as np
     from mpi4py import MPI
 
+    from bench import machine
     from bench.contenders import NATIVE_FORMS, labels
+    from bench.doctor import look
     from bench.job import Job
     from bench.measure import Measuring
     from bench.options import parse_or_exit
     from bench.output import Output
     from bench.points import points
+    from bench.preflight import told
+    from bench.resume import Earlier, earlier, made_with
     from collectives import PRIMITIVES
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
@@ -52,34 +58,58 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
     options = parse_or_exit(argv, job.rank, job.nranks, known)
     if options.show == "list":
         if job.leads:
-            from collectives.catalogue import print_catalogue
+            from collectives.catalogue import table
 
-            print_catalogue(options.primitives)
+            print(table(primitives=[PRIMITIVES[name] for name in options.primitives]), flush=True)
         return 0
     check_device(options.device)
+    check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
     contenders = {name: labels(PRIMITIVES[name], options) for name in options.primitives}
     everything = list(points(options))
-    folder = job.on_leader(lambda: new_folder(options, job))
+    wanted = made_with(options, contenders, nranks=job.nranks, nnodes=job.nnodes, mpi=machine.mpi(), seed=SEED)
+    if options.resume:
+        folder = options.resume
+        before = job.on_leader(lambda: earlier(folder, wanted))
+    else:
+        folder, before = job.on_leader(lambda: new_folder(options, job)), Earlier()
 
-    statuses: Counter[str] = Counter()
+    found = job.findings(lambda pids: look(launch, job.nranks, pids))
+    for host, about in found.items():
+        for one in about:
+            if one.level != "ok" and not options.quiet:
+                print(f"note: {host}: {one}", file=sys.stderr, flush=True)
+    statuses = before.statuses
+    gc.freeze()  # what was loaded so far is never garbage, so collecting before each point need not look at it
     measuring = Measuring(job, launch, options, folder.name, SEED)
-    with Output(folder, facts(job, launch, measuring.thread_level), job.leads, options.quiet) as output:
+    known_facts = {"made_with": wanted, **facts(job, launch, measuring)}
+    known_facts["preflight"] = {host: told(about) for host, about in found.items()}
+    if before.facts:
+        resumed = [*before.facts.get("resumed", []), known_facts["started"]]
+        known_facts |= {"started": before.facts["started"], "resumed": resumed}
+    with Output(folder, known_facts, job.leads, options.quiet) as output:
         for point in output.progress(everything):
-            for row in measuring.rows(point, contenders[point.primitive.name]):
+            names, done = contenders[point.primitive.name], before.done_at(point)
+            for row in measuring.rows(point, names, done, output.write_samples):
                 output.write(row)
                 statuses[row.status] += 1
+        measuring.free()
         if job.leads and options.plots:
             output.draw()
         output.end(statuses)
     job.wait_idly()
-    measuring.free()
-    return 1 if statuses["wrong"] or statuses["failed"] else 0
+    return 0 if job.decide(not (statuses["wrong"] or statuses["failed"])) else 1
 
 
 def check_device(device: str) -> None:
     """Raise UsageError where the device that was asked for cannot be used."""
     if device == "cuda":
         raise UsageError("--device", device, "device buffers are not supported yet: use cpu", "cannot use")
+
+
+def check_sync(sync: str, oversubscribed: bool) -> None:
+    """Raise UsageError where ranks cannot all be running at an agreed instant."""
+    if sync == "deadline" and oversubscribed:
+        raise UsageError("--sync", sync, "with more ranks than CPUs a rank may have no CPU at the instant: use barrier")
 
 
 def new_folder(options: Options, job: Job) -> Path:
@@ -91,20 +121,29 @@ def new_folder(options: Options, job: Job) -> Path:
     return folder
 
 
-def facts(job: Job, launch: Launch, thread_level: str) -> dict[str, Any]:
-    """Return what holds for the whole run, for run.json; all ranks tell their host."""
-    from bench import machine
+def facts(job: Job, launch: Launch, measuring: Measuring) -> dict[str, Any]:
+    """Return what holds for the whole run, for run.json; all ranks tell where they are."""
+    import numpy as np
 
+    from bench import machine
+    from bench.overhead import overhead
+
+    costs = overhead(job, measuring.start)
+    measuring.empty_seconds = costs["empty_call_us"] / 1e6
+    ranks = job.comm.gather(machine.rank_facts(), 0)
     hosts = job.comm.gather(machine.host_facts() if job.local_rank == 0 else None, 0)
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "nranks": job.nranks,
         "nnodes": job.nnodes,
-        "thread_level": thread_level,
+        "thread_level": measuring.settings["thread_level"],
         "oversubscribed": launch.oversubscribed,
         "seed": SEED,
+        "overhead": costs,
+        "clock_error_us": float(job.most(np.array([measuring.clocks.relation.error]))[0]) * 1e6,
         "set_by_collbench": dict(launch.set_here),
         "hosts": [host for host in hosts or [] if host],
+        "ranks": ranks,
         "software": machine.software_facts(),
         **machine.run_facts(),
     }

@@ -1,8 +1,9 @@
 """Take samples of several contenders at one point, interleaved. The only clock of the project.
 
-A sample is the maximum over ranks of one call's duration on each rank's own clock. Every call starts behind a barrier,
-the same one for all. Contenders take turns (A B C, B A C, ...) in an order that is shuffled with a recorded seed, so
-that drift of the machine hits all alike. Whether to go on is decided on rank 0 and followed by all.
+A sample is the maximum over ranks of one call's duration on each rank's own clock (of `calls` calls back to back where
+the cadence is streaming, divided by their number). Every sample begins behind the same start. Contenders take turns
+(A B C, B A C, ...) in an order that is shuffled with a recorded seed, so that drift of the machine hits all alike. How
+to go on is decided on rank 0 and followed by all.
 """
 
 from __future__ import annotations
@@ -16,74 +17,255 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
+
+from bench.samples import Samples, joined
+from bench.statistics import precise
 
 MIN_ITERS = 5  # samples of each contender, whatever the time limit says
-BATCH = 5  # samples of each contender between two decisions
+BATCH = 5  # samples of each contender between two decisions, at least
+BATCH_SAMPLES = 50  # of all contenders together, where they are few, so that deciding costs little
+BATCH_SHARE = 0.1  # of a point's seconds, where calls are long
+MIN_PRECISE = 10  # samples before a narrow interval is believed
+SLOW = 10  # times as long as the best: where time is short, MIN_ITERS samples of such a contender will do
+RETAKES = 3  # times --iters turns at most are taken where samples do not count
+WARMUP_SHARE = 0.2  # of a point's seconds that warm-up may take
+WARMUP_MOST = 10  # times --warmup calls at most
+STEADY = 0.9  # of the best so far: a call that is no faster than this shows that calls no longer get faster
+STREAM_SECONDS = 1e-3  # of a sample of streaming calls, roughly
+STREAM_CALLS = 1000  # at most
+
+clock = perf_counter
+"""The same for all processes of a host (POSIX CLOCK_MONOTONIC)."""
+
+Array = npt.NDArray[Any]
+Call = Callable[[], Any]
+Clock = Callable[[], float]
 
 
 class Ranks(Protocol):
     """What timing needs of a communicator."""
 
-    def slowest(self, durations: np.ndarray[Any, Any]) -> None:
-        """Replace durations by their maximum over ranks."""
+    def gather(self, values: Array) -> Array | None:
+        """Return the values of all ranks, stacked, on rank 0; None elsewhere."""
 
-    def decide(self, choice: bool) -> bool:
-        """Return rank 0's choice on all ranks."""
+    def follow(self, values: Array) -> Array:
+        """Return rank 0's values on all ranks."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When sampling at a point ends: after `iters` samples of each contender, or after `max_seconds` (0: never)."""
+    """When sampling at a point ends.
+
+    After `iters` samples of each contender; after `max_seconds` (0: never), but not before `MIN_ITERS`; for one whose
+    median is known to within `precision` (0: never), before.
+    """
 
     iters: int
     warmup: int
     max_seconds: float
-
-
-Call = Callable[[], Any]
+    precision: float = 0.0
+    cadence: str = "isolated"
 
 
 def sample(
-    calls: Sequence[Call],
-    barrier: Call,
+    sets: Sequence[Sequence[Call]],
+    start: Call,
     ranks: Ranks,
     limits: Limits,
     seed: int,
-    now: Callable[[], float] = perf_counter,
-) -> np.ndarray[Any, Any]:
-    """Return seconds by contender and sample: the maximum over ranks of each call.
+    firsts: Sequence[float] | None = None,
+    now: Clock = clock,
+    shared: Callable[[Array], Array] = lambda times: times,
+    alive: Call = lambda: None,
+    relax: Callable[[float], Any] = lambda late: None,
+) -> list[Samples]:
+    """Return the samples of each contender, on rank 0; nothing elsewhere.
 
-    Each contender is first called `limits.warmup` times. Garbage collection is off while samples are taken.
+    Args:
+        sets: sets of buffers, through which turns walk, each with one call for each contender; the baseline first.
+        start: called before each sample; returns True where this rank was late for it, so that it must not count.
+        ranks: the communicator.
+        limits: when to end.
+        seed: of the order in which contenders take turns.
+        firsts: seconds of each contender's first call, which came before.
+        now: the clock.
+        shared: converts times of this rank's clock to rank 0's.
+        relax: on rank 0 told of the share of a batch's samples for which a rank was late.
+        alive: called now and then, for a guard against hangs.
+
     """
+    if not sets[0]:
+        return []
     began = now()
+    estimates = _warm_up(sets[0], start, ranks, limits, firsts, now, alive)
+    repeats = _repeats(estimates, ranks, limits, len(sets))
+    timed = [[_block(sets, place, index, repeats) for index in range(len(repeats))] for place in range(len(sets))]
+    taken = _Taken(limits, estimates, repeats)
     shuffled = random.Random(seed)
-    order = list(range(len(calls)))
-    for _ in range(limits.warmup):
-        for call in calls:
-            barrier()
-            call()
-        if not ranks.decide(limits.max_seconds == 0 or now() - began < limits.max_seconds):
-            break
-    batches: list[np.ndarray[Any, Any]] = []
-    taken = 0
+    plan, turn = ranks.follow(taken.plan(np.ones(len(repeats), np.int64), 0)), 0
     with collection_off():
-        while True:
-            turns = min(BATCH, limits.iters - taken)
-            durations = np.empty((len(calls), turns))
-            for turn in range(turns):
-                shuffled.shuffle(order)
-                for index in order:
-                    call = calls[index]
-                    barrier()
-                    start = now()
-                    call()
-                    durations[index, turn] = now() - start
-            ranks.slowest(durations)
-            batches.append(durations)
-            taken += turns
-            in_time = limits.max_seconds == 0 or now() - began < limits.max_seconds
-            if not ranks.decide(taken < limits.iters and (in_time or taken < MIN_ITERS)):
-                return np.concatenate(batches, axis=1)
+        while plan.any():
+            turns, active = int(plan[0]), np.flatnonzero(plan[1:])
+            batch = _batch(timed, active.tolist(), range(turn, turn + turns), start, shuffled, now)
+            alive()
+            batch[0] /= np.array(repeats)[active, np.newaxis]
+            batch[1] = shared(batch[1])
+            batches = ranks.gather(batch)
+            turn += turns
+            if batches is not None:
+                relax(float(batches[:, 2].any(axis=0).mean()))
+                taken.add(batches, active, turn)
+                plan = taken.decide(active, turn, now() - began)
+            plan = ranks.follow(plan)
+    return taken.samples()
+
+
+def _batch(
+    timed: Sequence[Sequence[Call]], order: list[int], turns: range, start: Call, shuffled: random.Random, now: Clock
+) -> Array:
+    """Take turns. Return seconds, begins and whether this rank was late, by contender (in rising order) and turn."""
+    records: list[tuple[int, float, float]] = []
+    lates: list[int] = []
+    note = records.append
+
+    def draw(index: int, random: Callable[[], float] = shuffled.random) -> float:
+        return random()
+
+    rising = sorted(order)
+    for turn in turns:
+        calls = timed[turn % len(timed)]
+        order.sort(key=draw)  # by keys drawn anew: shuffled, in a third of the time that random.shuffle takes
+        for index in order:
+            call = calls[index]
+            if start():
+                lates.append(len(records))
+            begin = now()
+            call()
+            note((index, begin, now()))
+    indices, begins, ends = np.array(records).T
+    late = np.zeros(len(records))
+    late[lates] = 1
+    batch = np.empty((3, len(order), len(turns)))
+    places = np.searchsorted(rising, indices), np.repeat(np.arange(len(turns)), len(order))
+    batch[0][places], batch[1][places], batch[2][places] = ends - begins, begins, late
+    return batch
+
+
+def _warm_up(
+    calls: Sequence[Call],
+    start: Call,
+    ranks: Ranks,
+    limits: Limits,
+    firsts: Sequence[float] | None,
+    now: Clock,
+    alive: Call,
+) -> Array:
+    """Call each contender `limits.warmup` times, on until it gets no faster, or until its share of time is over.
+
+    Return the shortest time of each so far, which only rank 0 knows.
+    """
+    best = np.full(len(calls), np.inf) if firsts is None else np.array(firsts, float)
+    spent = np.zeros(len(calls))
+    share = WARMUP_SHARE * limits.max_seconds / len(calls) if limits.max_seconds else np.inf
+    active = np.full(len(calls), limits.warmup > 0, np.int64)
+    times = 0
+    while active.any():
+        seconds = np.zeros(len(calls))
+        for index in np.flatnonzero(active).tolist():
+            start()
+            begin = now()
+            calls[index]()
+            seconds[index] = now() - begin
+        alive()
+        times += 1
+        everyone = ranks.gather(seconds)
+        if everyone is not None:
+            slowest = everyone.max(axis=0)
+            spent += slowest
+            steady = (slowest >= STEADY * best) & (times >= limits.warmup)
+            enough = steady | (spent > share)
+            best = np.where(active == 1, np.minimum(best, slowest), best)
+            active = active * ~enough * (times < WARMUP_MOST * limits.warmup)
+        active = ranks.follow(active)
+    return best
+
+
+def _repeats(estimates: Array, ranks: Ranks, limits: Limits, nsets: int) -> list[int]:
+    """Return how many calls a sample of each contender has: 1, or as many as fill a streaming sample."""
+    if limits.cadence == "isolated":
+        return [1] * len(estimates)
+    calls = np.clip(np.ceil(STREAM_SECONDS / np.maximum(estimates, 1e-9)), 1, STREAM_CALLS)
+    return [-(-int(one) // nsets) * nsets for one in ranks.follow(calls.astype(np.int64))]
+
+
+def _block(sets: Sequence[Sequence[Call]], place: int, index: int, repeats: Sequence[int]) -> Call:
+    """Return what a sample of contender `index` times: its call on the set at `place`, or calls through all sets."""
+    if repeats[index] == 1:
+        return sets[place][index]
+    calls = [sets[(place + number) % len(sets)][index] for number in range(repeats[index])]
+
+    def block() -> None:
+        for call in calls:
+            call()
+
+    return block
+
+
+class _Taken:
+    """The samples taken so far, and what they decide. Used on rank 0."""
+
+    def __init__(self, limits: Limits, estimates: Array, repeats: Sequence[int]) -> None:
+        self.limits, self.repeats = limits, repeats
+        self._batches: list[list[Any]] = [[] for _ in repeats]
+        self._retaken = [0] * len(repeats)
+        self._expected = estimates * repeats  # seconds of a sample
+        short = limits.max_seconds and limits.iters * self._expected.sum() > limits.max_seconds
+        self._slow = [bool(short and one > SLOW * estimates.min()) for one in estimates]
+
+    def add(self, batches: Array, active: Array, turn: int) -> None:
+        """Take in a batch of all ranks: what, by rank, contender and turn; `turn` is the number after its last."""
+        seconds, begins, late = batches[:, 0], batches[:, 1], batches[:, 2].max(axis=0) > 0
+        turns = np.arange(turn - seconds.shape[-1], turn)
+        for place, index in enumerate(active):
+            good = ~late[place]
+            self._batches[index].append((seconds[:, place, good], begins[:, place, good], turns[good]))
+            self._retaken[index] += int(late[place].sum())
+
+    def decide(self, active: Array, turn: int, elapsed: float) -> Array:
+        """Return the turns of the next batch and, for each contender, 1 if it takes part; all 0 at the end."""
+        limits = self.limits
+        over = bool(limits.max_seconds) and elapsed >= limits.max_seconds
+        wanted = np.zeros(len(self.repeats), np.int64)
+        for index in active:
+            count = sum(len(turns) for _, _, turns in self._batches[index])
+            enough = count >= MIN_ITERS and (over or self._slow[index] or self._precise(index, count))
+            wanted[index] = count < limits.iters and not enough and turn < RETAKES * limits.iters
+        wanted[0] = wanted.any()  # the baseline, with which each of the others is compared turn by turn
+        return self.plan(wanted, turn)
+
+    def plan(self, wanted: Array, turn: int) -> Array:
+        """Return the number of turns until the next decision, and who takes part in them."""
+        if not wanted.any():
+            return np.zeros(1 + len(wanted), np.int64)
+        turns = BATCH_SAMPLES // int(wanted.sum())
+        seconds = float((self._expected * wanted).sum())
+        if self.limits.max_seconds and seconds > 0:
+            turns = min(turns, int(BATCH_SHARE * self.limits.max_seconds / seconds))
+        return np.array([min(max(turns, BATCH), max(1, self.limits.iters - turn)), *wanted])
+
+    def _precise(self, index: int, count: int) -> bool:
+        if not self.limits.precision or count < MIN_PRECISE:
+            return False
+        times = np.concatenate([seconds.max(axis=0) for seconds, _, _ in self._batches[index]])
+        return precise(times, self.limits.precision)
+
+    def samples(self) -> list[Samples]:
+        """Return the samples of each contender."""
+        if not self._batches[0]:
+            return []
+        whole = zip(self._batches, self.repeats, self._retaken, strict=True)
+        return [joined(batches, calls, retaken) for batches, calls, retaken in whole]
 
 
 @contextmanager
@@ -99,7 +281,7 @@ def collection_off() -> Iterator[None]:
             gc.enable()
 
 
-def seconds_of(call: Call, now: Callable[[], float] = perf_counter) -> tuple[Any, float]:
+def seconds_of(call: Call, now: Clock = clock) -> tuple[Any, float]:
     """Return what `call` returned and the seconds it took."""
     start = now()
     result = call()

@@ -7,16 +7,20 @@ with allreduce.plan(comm, send, recv, algorithm="ring") as plan:
     plan()
 """
 
-from collectives.allgather import allgather
+from collectives import hierarchy, windowed
+from collectives.allgather import allgather, allgatherv
 from collectives.allreduce import allreduce
 from collectives.alltoall import alltoall
+from collectives.alltoallv import alltoallv
 from collectives.barrier import barrier
 from collectives.broadcast import broadcast
 from collectives.buffers import Arena
-from collectives.gather import gather
+from collectives.gather import gather, gatherv
 from collectives.reduce import reduce
-from collectives.reduce_scatter import reduce_scatter
-from collectives.scatter import scatter
+from collectives.reduce_scatter import reduce_scatter, reduce_scatterv
+from collectives.registered import alloc, alloc_common
+from collectives.scan import exscan, scan
+from collectives.scatter import scatter, scatterv
 from collectives.sendrecv import exchange, pingpong, ring_shift, stream
 
 PRIMITIVES = {
@@ -30,6 +34,13 @@ PRIMITIVES = {
         allreduce,
         reduce_scatter,
         alltoall,
+        scan,
+        exscan,
+        scatterv,
+        gatherv,
+        allgatherv,
+        reduce_scatterv,
+        alltoallv,
         pingpong,
         stream,
         exchange,
@@ -43,16 +54,27 @@ __all__ = [
     "PRIMITIVES",
     "Arena",
     "allgather",
+    "allgatherv",
+    "alloc",
+    "alloc_common",
     "allreduce",
     "alltoall",
+    "alltoallv",
     "barrier",
     "broadcast",
     "exchange",
+    "exscan",
     "gather",
+    "gatherv",
+    "hierarchy",
     "pingpong",
     "reduce",
     "reduce_scatter",
+    "reduce_scatterv",
     "ring_shift",
+    "scan",
     "scatter",
+    "scatterv",
     "stream",
+    "windowed",
 ]

@@ -9,11 +9,21 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
+from collectives.shared import SharedMemory
 from collectives.transports.message import WINDOW
 
 
+class Freed(Protocol):
+    """What is to be given back in the end."""
+
+    def free(self) -> None:
+        """Give it back."""
+
+
 class CallablePlan(Protocol):
-    """A call made ready."""
+    """A call made ready. `number` counts those that all ranks made together."""
+
+    number: int
 
     def __call__(self) -> None:
         """Carry it out."""
@@ -28,22 +38,59 @@ class Attached:
 
     comm: MPI.Intracomm
     nplans: int = 0
+    nshared: int = 0
     first_tags: dict[Any, int] = field(default_factory=dict)
     calls: OrderedDict[Any, CallablePlan] = field(default_factory=OrderedDict)
     kept_alive: list[Any] = field(default_factory=list)
+    forcing: Freed | None = None  # see collectives.forcing
+    window: SharedMemory | None = None
+
+    @property
+    def shared(self) -> SharedMemory:
+        """What its ranks on one node share; the first time, all its ranks find that out together."""
+        if self.window is None:
+            self.window = SharedMemory(self.comm)
+        return self.window
 
     def next_first_tag(self) -> int:
         """Return the first tag of the next plan. Plans are made by all ranks in the same order, so all agree."""
-        highest = self.comm.Get_attr(MPI.TAG_UB)
-        assert isinstance(highest, int)  # every communicator has this attribute
-        windows = (highest + 1) // WINDOW
+        windows = (_highest_tag() + 1) // WINDOW - 1  # the last is for `drain`
         self.nplans += 1
         return (self.nplans - 1) % windows * WINDOW
 
     def release(self) -> None:
-        """Free the requests of one-shot calls."""
+        """Free the requests of one-shot calls, and what was kept for forcing."""
         while self.calls:
             self.calls.popitem()[1].free()
+        if self.forcing is not None:
+            self.forcing.free()
+            self.forcing = None
+
+
+def _highest_tag() -> int:
+    """Return the largest tag, which MPI tells of the world (MPI-5.0 section 9.1.2), Open MPI of nothing else."""
+    highest = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    assert isinstance(highest, int)
+    return highest
+
+
+def drain(comm: MPI.Intracomm) -> None:
+    """Receive what interrupted calls left behind; a communicator with unreceived messages cannot be freed everywhere.
+
+    All ranks together. Each sends every other one a last message, and receives all that comes before that of the other:
+    messages between two ranks do not overtake one another (MPI-5.0 section 3.5).
+    """
+    last = _highest_tag()
+    peers = [peer for peer in range(comm.Get_size()) if peer != comm.Get_rank()]
+    requests = [comm.Isend([None, 0, MPI.BYTE], peer, last) for peer in peers]
+    status = MPI.Status()
+    for peer in peers:
+        tag = None
+        while tag != last:
+            message = comm.Mprobe(peer, MPI.ANY_TAG, status)
+            tag = status.Get_tag()
+            message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
+    MPI.Request.Waitall(requests)
 
 
 @cache
@@ -51,6 +98,10 @@ def _keyval() -> int:
     def on_free(comm: MPI.Comm, keyval: int, attached: Attached) -> None:
         attached.release()
         if not MPI.Is_finalized():
+            if attached.window is not None:
+                attached.window.free()
+            if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):  # those go with MPI, when nothing can be received any more
+                drain(attached.comm)
             attached.comm.Free()
 
     return MPI.Comm.Create_keyval(delete_fn=on_free)

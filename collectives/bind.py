@@ -50,7 +50,7 @@ def bind(
         send, recv = None, send
     frozen = None if counts is None else tuple(tuple(one) if isinstance(one, Sequence) else int(one) for one in counts)
     if count is None:
-        count = _count(primitive, nranks, rank, root, send, recv, frozen)
+        count = _count(primitive, nranks, rank, root, send, recv, frozen, in_place)
     problem = primitive.problem(nranks, count, root=root, counts=frozen, in_place=in_place)
     one = send if send is not None else recv
     bound = Bound(problem, rank, send, recv, None if one is None else one.dtype)
@@ -59,15 +59,25 @@ def bind(
 
 
 def _count(
-    primitive: Primitive, nranks: int, rank: int, root: int, send: Any, recv: Any, counts: tuple[Any, ...] | None
+    primitive: Primitive,
+    nranks: int,
+    rank: int,
+    root: int,
+    send: Any,
+    recv: Any,
+    counts: tuple[Any, ...] | None,
+    in_place: bool,
 ) -> int:
     """Derive the whole vector's elements from this rank's buffers."""
     if counts is not None:
         return sum(sum(one) if isinstance(one, tuple) else one for one in counts)
     probe = primitive.problem(nranks, nranks, root=root)
     shares = [(send, primitive.send_count(probe, rank)), (recv, primitive.recv_count(probe, rank))]
+    aliasing = primitive.aliasing(probe, rank) if in_place else None
     if primitive.one_buffer:
         shares = [(recv, nranks)]
+    elif aliasing is not None:
+        shares = [(recv, max(share + start for (_, share), start in zip(shares, aliasing, strict=True)))]
     for array, share in sorted(shares, key=lambda one: -one[1]):
         if array is not None and share:
             return len(array) * nranks // share

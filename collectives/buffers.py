@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+SMALL_COPY_NBYTES = 64 << 10
 
 
 def empty(count: int, dtype: Any) -> np.ndarray[Any, Any]:
@@ -21,6 +25,17 @@ def unit(dtype: Any, width: int) -> np.dtype[Any]:
 def copy(target: Any, source: Any) -> None:
     """Copy `source` into `target`."""
     np.copyto(target, source)
+
+
+def copier(target: Any, source: Any) -> Callable[[], Any]:
+    """Return a call that copies `source` into `target`, both contiguous and of one dtype.
+
+    Small arrays are copied as bytes through memory views, which takes half as long to begin.
+    """
+    if 0 < target.nbytes <= SMALL_COPY_NBYTES:
+        to, of = (memoryview(array.reshape(-1).view(np.uint8)) for array in (target, source))
+        return partial(to.__setitem__, slice(None), of)
+    return partial(copy, target, source)
 
 
 def flat(array: Any, what: str, width: int = 1) -> np.ndarray[Any, Any]:

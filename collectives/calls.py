@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,17 @@ from mpi4py import MPI
 from collectives import buffers
 from collectives.attached import Attached, CallablePlan, attached_to
 from collectives.bind import Bound, bind
+from collectives.choices import is_forced
 from collectives.debug import check_disjoint, debugging, guarded_plan, watched
-from collectives.layout import Options, lay_out
+from collectives.forcing import ForcedPlan
+from collectives.layout import Options, Unshareable, lay_out
 from collectives.native import NATIVE, NativePlan
 from collectives.operations import HALF, Operation, find_operation
 from collectives.plan import HandPlan, NotApplicable, Plan
-from collectives.registry import Algorithm, Primitive
+from collectives.regions import RECV, SEND
+from collectives.registry import Algorithm, Nodes, Primitive, nodes_of
+from collectives.shared import Place
+from collectives.transports.window import WindowTransport
 from collectives.work import WorkPlan
 
 CALLS_KEPT = 16
@@ -35,6 +41,8 @@ def make(
     counts: Sequence[Any] | None = None,
     scratch: buffers.Arena | None = None,
     synchronous: bool = False,
+    nodes: Nodes | None = None,
+    ppn: int | None = None,
 ) -> Plan:
     """Make one call ready. All ranks of `comm` make the same plans in the same order.
 
@@ -43,13 +51,16 @@ def make(
         comm: among whom.
         arrays: send and receive buffer (broadcast: the one buffer; barrier: none), flat or of any contiguous shape;
             None where a rank has none; `MPI.IN_PLACE` as MPI has it.
-        algorithm: ``native``, ``native_persistent``, or an algorithm's name with parameters (``chain:segments=8``).
+        algorithm: ``native``, ``native_persistent``, one of the library's own (``native:ring``, see
+            `collectives.forcing`), or an algorithm's name with parameters (``chain:segments=8``).
         op: the name of one of `operations.OPERATIONS`, or an `Operation` of your own.
         root: of the rooted primitives.
         count: elements of the whole vector, where a rank cannot tell from its own block (uneven gather, scatter).
         counts: elements of each rank's block where they are not the even cut; for all-to-all the matrix, row by source.
         scratch: an `Arena` from which scratch is taken, so that several plans share it.
         synchronous: use synchronous sends, which shows whether an algorithm relies on buffering.
+        nodes: the ranks of each node, for algorithms that take account of them; as MPI sees them if not given.
+        ppn: so many ranks after one another make a node, instead of `nodes`.
 
     Raises:
         UnknownNameError: algorithm, parameter or op that does not exist.
@@ -62,9 +73,13 @@ def make(
     bound = _bound(primitive, comm, arrays, operation, root, count, counts)
     if algorithm in NATIVE:
         return NativePlan(comm, bound, operation, algorithm == "native_persistent")
+    if is_forced(algorithm):
+        return ForcedPlan(comm, bound, operation, str(algorithm))
     attached = attached_to(comm)
     chosen = primitive.find(algorithm)
-    return _make_by_hand(attached, bound, chosen, operation, attached.next_first_tag, scratch, synchronous)
+    if ppn is not None:
+        nodes = nodes_of(bound.problem.nranks, ppn)
+    return _make_by_hand(attached, bound, chosen, operation, attached.next_first_tag, scratch, synchronous, nodes)
 
 
 def _bound(
@@ -94,20 +109,39 @@ def _make_by_hand(
     first_tag: Callable[[], int],
     scratch: buffers.Arena | None,
     synchronous: bool,
+    nodes: Nodes | None = None,
 ) -> Plan:
-    unmet = algorithm.unmet(bound.problem, operation.commutative) or _unmet_accumulation(bound, algorithm, operation)
+    if algorithm.takes_nodes or algorithm.shares_memory(bound.problem):
+        bound = _with_nodes(bound, attached, nodes)
+    unmet = (
+        algorithm.unmet(bound.problem, operation.commutative)
+        or _unmet_accumulation(bound, algorithm, operation)
+        or _unmet_sharing(bound, attached, algorithm)
+    )
     if unmet:
         raise NotApplicable(unmet)
     tag = first_tag()
 
     def bare(bound: Bound, arena: buffers.Arena | None) -> Plan:
         unit = buffers.unit(bound.dtype, operation.width)
-        layout = lay_out(bound.problem, algorithm, bound.rank, Options.of(algorithm, unit.itemsize, message_cap()))
+        options = Options.of(algorithm, unit.itemsize, message_cap())
+        shares_memory = algorithm.shares_memory(bound.problem)
+        own: dict[str, Place] = {}
+        if shares_memory:
+            bound, options, own = _registered(bound, attached, options)
+        try:
+            layout = lay_out(bound.problem, algorithm, bound.rank, options)
+        except Unshareable as reason:
+            raise NotApplicable(str(reason)) from reason
+        window = None
+        if shares_memory:
+            slots_nbytes = layout.shared_count * unit.itemsize
+            window = WindowTransport(attached.comm, attached.shared, layout.groups, own, slots_nbytes, algorithm.staged)
         watch = None
         if debugging():
             check_disjoint(layout)
             watch = watched(bound, layout, algorithm.label)
-        return HandPlan(attached, bound, layout, operation, tag, arena, synchronous, watch)
+        return HandPlan(attached, bound, layout, operation, tag, arena, synchronous, watch, window)
 
     def perhaps_guarded(bound: Bound) -> Plan:
         return guarded_plan(bound, bare) if debugging() else bare(bound, scratch)
@@ -116,6 +150,45 @@ def _make_by_hand(
     if accumulate is None:
         return perhaps_guarded(bound)
     return WorkPlan(bound, lambda array: np.empty(array.shape, str(accumulate)), perhaps_guarded)
+
+
+def _with_nodes(bound: Bound, attached: Attached, nodes: Nodes | None) -> Bound:
+    """Return the problem with the ranks of each node: as given, else as MPI sees them."""
+    nodes = nodes or attached.shared.nodes
+    return replace(bound, problem=replace(bound.problem, nodes=None if len(nodes) == 1 else nodes))
+
+
+def _unmet_sharing(bound: Bound, attached: Attached, algorithm: Algorithm) -> str | None:
+    """Return why ranks that are taken to be on one node cannot share memory, None if they can, or need not."""
+    if algorithm.shares_memory(bound.problem):
+        for node in bound.problem.groups:
+            if not any(set(node) <= set(real) for real in attached.shared.nodes):
+                return f"{algorithm.label} shares memory inside nodes, and ranks {list(node)} are not on one"
+    return None
+
+
+def _registered(
+    bound: Bound, attached: Attached, options: Options
+) -> tuple[Bound, Options, dict[str, Place]]:
+    """Find out, with all ranks of the node, which buffers lie in shared memory, and where the own ones do.
+
+    A buffer counts as shared if that of every rank is. Only the root may know that a call is in place.
+    """
+    shared = attached.shared
+    arrays = {SEND: bound.send, RECV: bound.recv}
+    own = {name: shared.find(array) for name, array in arrays.items() if array is not None and array.size}
+    everyone = shared.node.allgather((bound.problem.in_place, own))
+    registered = frozenset(
+        name for name in (SEND, RECV) if all(places[name] is not None for _, places in everyone if name in places)
+    )
+    in_place = any(one for one, _ in everyone)
+    common = len(everyone) > 1 and RECV in own and len({places.get(RECV) for _, places in everyone}) == 1
+    common = common and own[RECV] is not None
+    if common and in_place:
+        raise NotApplicable(f"{bound.problem.primitive.name}: one receive buffer for all ranks cannot be in place")
+    found = {name: place for name, place in own.items() if place is not None}
+    bound = replace(bound, problem=replace(bound.problem, in_place=in_place))
+    return bound, replace(options, shared=registered, common=common), found
 
 
 def _unmet_accumulation(bound: Bound, algorithm: Algorithm, operation: Operation) -> str | None:
@@ -129,6 +202,14 @@ def _unmet_accumulation(bound: Bound, algorithm: Algorithm, operation: Operation
             f"only sums and products of {' and '.join(HALF)} are accumulated, in float32"
         )
     return None
+
+
+def _made_together(attached: Attached, plan: CallablePlan | None) -> bool:
+    """Whether all ranks have kept a plan, and those that they made together, as they do on shared memory."""
+    number = 0 if plan is None else plan.number
+    least = np.array([number, -number])
+    attached.comm.Allreduce(MPI.IN_PLACE, least, MPI.MIN)
+    return bool(least[0] == -least[1] > 0)
 
 
 def message_cap() -> int:
@@ -150,9 +231,9 @@ def call(
 
     The arguments are those of `make`.
     """
-    if algorithm in NATIVE:
-        with make(primitive, comm, *arrays, algorithm=algorithm, op=op, root=root, count=count, counts=counts) as plan:
-            plan()
+    if algorithm in NATIVE or is_forced(algorithm):
+        with make(primitive, comm, *arrays, algorithm=algorithm, op=op, root=root, count=count, counts=counts) as once:
+            once()
         return
     operation = find_operation(op)
     bound = _bound(primitive, comm, arrays, operation, root, count, counts)
@@ -165,9 +246,15 @@ def call(
     here = tuple(None if one is None else (one.ctypes.data, one.size) for one in (bound.send, bound.recv))
     key = (alike, bound.problem.in_place, str(bound.dtype), here)
     plan: CallablePlan | None = attached.calls.get(key)
+    if chosen.shares_memory(bound.problem) and not _made_together(attached, plan) and plan is not None:
+        attached.calls.pop(key).free()
+        plan = None
     if plan is None:
         plan = _make_by_hand(attached, bound, chosen, operation, lambda: attached.first_tags[alike], None, False)
         attached.calls[key] = plan
+        if chosen.shares_memory(bound.problem):
+            attached.nshared += 1
+            plan.number = attached.nshared
         if len(attached.calls) > CALLS_KEPT:
             attached.calls.popitem(last=False)[1].free()
     attached.calls.move_to_end(key)

@@ -1,42 +1,90 @@
-"""Folding: let a power-of-two algorithm run on any number of ranks.
+"""Folding: let an algorithm for a power of some number of ranks run on any number of them.
 
-With n ranks and q the largest power of two, e = n - q ranks hand their vector to a neighbour before, and get the
-result from it afterwards (Thakur, Rabenseifner, Gropp 2005): two rounds more, and the neighbour sends one vector more.
+The ranks form as many groups of neighbours as the algorithm can use. In each group the others hand what they have to
+one, the leader, before, and get the result from it afterwards (Thakur, Rabenseifner, Gropp 2005): two rounds more, and
+a leader sends one vector more for each of the others. Groups are runs of ranks, so rank order can be kept.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from collectives.rounds import LEFT, RIGHT, Chunk, Recv, RecvReduce, Rounds, Send, largest_power_of_two
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-
-def folded_members(nranks: int, keep: int = -1) -> list[int]:
-    """Return the ranks that take part: of the first e pairs the odd one (or `keep`), and all ranks behind them."""
-    excess = nranks - largest_power_of_two(nranks)
-    pairs = [keep if keep // 2 == pair and keep >= 0 else 2 * pair + 1 for pair in range(excess)]
-    return pairs + list(range(2 * excess, nranks))
+from collectives.registry import blocks, offsets
+from collectives.rounds import LEFT, RIGHT, Chunk, Recv, RecvReduce, Rounds, Send
 
 
-def fold_in(rank: int, nranks: int, members: Sequence[int], chunks: Sequence[Chunk]) -> Rounds:
-    """Hand the vectors of those who do not take part to their neighbours. One round, none if all take part."""
-    if len(members) == nranks:
+class Folding(NamedTuple):
+    """The groups of ranks, and the rank that takes part for each."""
+
+    groups: list[range]
+    leaders: list[int]
+
+    def group_of(self, rank: int) -> int:
+        """Return the number of the group that `rank` is in."""
+        return next(number for number, group in enumerate(self.groups) if rank in group)
+
+    def ranks_of(self, group: Any) -> range:
+        """Return the ranks of the group of this number."""
+        return self.groups[group]
+
+    def others(self, rank: int) -> list[int]:
+        """Return the members of `rank`'s group other than its leader: those below it downwards, then those above."""
+        number = self.group_of(rank)
+        group, leader = self.groups[number], self.leaders[number]
+        return [*range(leader - 1, group.start - 1, -1), *range(leader + 1, group.stop)]
+
+    def leader_of(self, rank: int) -> int:
+        """Return the leader of `rank`'s group."""
+        return self.leaders[self.group_of(rank)]
+
+    @property
+    def everyone(self) -> bool:
+        """Whether all ranks take part, so that there is nothing to fold."""
+        return len(self.leaders) == self.groups[-1].stop
+
+
+def folding(nranks: int, ngroups: int, leader: int = 0) -> Folding:
+    """Group `nranks` ranks as evenly as can be, the larger groups first; `leader` leads its group, else the first."""
+    counts = blocks(nranks, ngroups)
+    groups = [range(first, first + count) for first, count in zip(offsets(counts), counts, strict=True)]
+    return Folding(groups, [leader if leader in group else group.start for group in groups])
+
+
+def fold_in(folded: Folding, rank: int, chunks: Sequence[Chunk]) -> Rounds:
+    """Combine what the members of each group have at its leader. One round, none if all take part."""
+    if folded.everyone:
         return
-    partner = rank ^ 1
-    if rank not in members:
-        yield Send(partner, *chunks)
-    elif partner < nranks and partner not in members:
-        yield RecvReduce(partner, *chunks, side=LEFT if partner < rank else RIGHT)
+    leader, others = folded.leader_of(rank), folded.others(rank)
+    if rank == leader:
+        yield tuple(RecvReduce(peer, *chunks, side=LEFT if peer < rank else RIGHT) for peer in others)
     else:
-        yield ()
+        yield Send(leader, *chunks)
 
 
-def fold_out(rank: int, nranks: int, members: Sequence[int], chunks: Sequence[Chunk]) -> Rounds:
-    """Give the result to those who did not take part. One round, none if all took part."""
-    if len(members) == nranks:
+def fold_halves(folded: Folding, rank: int, chunks: Sequence[Chunk]) -> Rounds:
+    """Do `fold_in` for groups of at most two ranks, each combining one half. Two rounds, none if all take part.
+
+    One round more than `fold_in`, but half a vector combined instead of a whole one (Rabenseifner 2004).
+    """
+    if folded.everyone:
         return
-    partner = rank ^ 1
-    if rank not in members:
-        yield Recv(partner, *chunks)
-    elif partner < nranks and partner not in members:
-        yield Send(partner, *chunks)
+    leader, others = folded.leader_of(rank), folded.others(rank)
+    lower, upper = chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :]
+    for peer in others if rank == leader else [leader]:
+        given, kept = (upper, lower) if rank == leader else (lower, upper)
+        yield Send(peer, *given), RecvReduce(peer, *kept, side=LEFT if peer < rank else RIGHT)
+        yield Recv(peer, *upper) if rank == leader else Send(peer, *upper)
+    if not others:
+        yield from ((), ())
+
+
+def fold_out(folded: Folding, rank: int, chunks: Callable[[int], Sequence[Chunk]]) -> Rounds:
+    """Give each member ``chunks(member)`` of what its leader has. One round, none if all took part."""
+    if folded.everyone:
+        return
+    leader, others = folded.leader_of(rank), folded.others(rank)
+    if rank == leader:
+        yield tuple(Send(peer, *chunks(peer)) for peer in others)
     else:
-        yield ()
+        yield Recv(leader, *chunks(rank))

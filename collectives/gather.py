@@ -1,11 +1,17 @@
-"""Gather: the root collects a block from every rank (MPI-5.0 section 6.5)."""
+"""Gather: the root collects a block from every rank (MPI-5.0 section 6.5). Backwards, each algorithm is a scatter."""
 
-from collectives.registry import Primitive, all_blocks, at_root, offsets, others_share, own_block, rank_block
-from collectives.rounds import Recv, Rounds, Send, powers_of_two_below
+from dataclasses import replace
+
+from collectives.backwards import backwards
+from collectives.registry import Primitive, Radix, all_blocks, at_root, offsets, others_share, own_block, rank_block
+from collectives.rounds import Recv, Rounds, Send
+from collectives.scatter import binomial as scatter_binomial
+from collectives.scatter import knomial as scatter_knomial
+from collectives.scatter import linear_throttled as scatter_throttled
 
 
 def _native(call):
-    if call.problem.even:
+    if call.even:
         return [("Gather", call.send, call.recv, call.problem.root)]
     return [("Gatherv", call.send, call.recv and call.blocks(call.recv), call.problem.root)]
 
@@ -24,7 +30,7 @@ gather = Primitive(
 
 @gather.algorithm()
 def linear(rank: int, nranks: int, root: int) -> Rounds:
-    """Everyone sends to the root, all at once."""
+    """Everyone sends to the root, all at once (Chan et al. 2007)."""
     if rank == root:
         yield tuple(Recv(peer, peer) for peer in range(nranks) if peer != root)
     else:
@@ -32,18 +38,22 @@ def linear(rank: int, nranks: int, root: int) -> Rounds:
 
 
 @gather.algorithm()
+def linear_throttled(rank: int, nranks: int, root: int, window: int = 4) -> Rounds:
+    """`window` ranks at a time send to the root (Chan et al. 2007)."""
+    yield from backwards(scatter_throttled(rank, nranks, root, window))
+
+
+@gather.algorithm()
 def binomial(rank: int, nranks: int, root: int) -> Rounds:
     """Subtrees of 1, 2, 4, ... ranks are collected along a binomial tree (Chan et al. 2007)."""
-    relative = (rank - root) % nranks
-    for distance in powers_of_two_below(nranks):
-        if relative % (2 * distance) == distance:
-            yield Send((rank - distance) % nranks, *subtree(relative, distance, nranks, root))
-        elif relative % (2 * distance) == 0 and relative + distance < nranks:
-            yield Recv((rank + distance) % nranks, *subtree(relative + distance, distance, nranks, root))
-        else:
-            yield ()
+    yield from backwards(scatter_binomial(rank, nranks, root))
 
 
-def subtree(relative: int, length: int, nranks: int, root: int) -> list[int]:
-    """The blocks of the `length` ranks from the one at distance `relative` above the root on, as far as there are."""
-    return [(one + root) % nranks for one in range(relative, min(relative + length, nranks))]
+@gather.algorithm()
+def knomial(rank: int, nranks: int, root: int, radix: Radix = 4) -> Rounds:
+    """Subtrees of 1, k, k^2, ... ranks are collected along a k-nomial tree (Wilkins et al. 2023)."""
+    yield from backwards(scatter_knomial(rank, nranks, root, radix))
+
+
+gatherv = gather.like("gatherv", native=lambda call: _native(replace(call, general=True)))
+"""Gather whose native call is always that with a count for each rank."""

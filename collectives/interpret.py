@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from collectives.layout import Layout
-from collectives.program import Fold, Move, Start, Wait
-from collectives.regions import RECV, SCRATCH, SEND, Region
+from collectives.program import Fold, Move, Start, Sync, Wait
+from collectives.regions import RECV, SCRATCH, SEND, SHARED, Region
 
 
 class Deadlock(AssertionError):
@@ -48,7 +48,10 @@ class _Interpreter:
             some = one if one is not None else other
             dtype = some.dtype if some is not None else np.dtype(np.uint8)
             scratch = np.full(layout.scratch_count, 113, dtype)
-            self.arrays.append({SEND: one, RECV: other, SCRATCH: scratch})
+            slots = np.full(layout.shared_count, 113, dtype)
+            self.arrays.append({SEND: one, RECV: other, SCRATCH: scratch, SHARED: slots})
+        self.arrivals: dict[tuple[int, ...], list[int]] = {}
+        self.meeting = [False] * len(layouts)
         self.started: list[set[int]] = [set() for _ in layouts]
         self.moved: list[set[int]] = [set() for _ in layouts]
         self.counter = [0] * len(layouts)
@@ -62,7 +65,8 @@ class _Interpreter:
         progress = True
         while progress:
             progress = False
-            for rank, layout in enumerate(self.layouts):
+            ranks = list(enumerate(self.layouts))
+            for rank, layout in reversed(ranks) if self.late else ranks:
                 while self.counter[rank] < len(layout.program) and self._step(rank, layout):
                     self.counter[rank] += 1
                     progress = True
@@ -80,6 +84,8 @@ class _Interpreter:
                     self._move(rank, one)
         elif isinstance(instruction, Wait):
             return all(self._move(rank, one) for one in instruction.transfers)
+        elif isinstance(instruction, Sync):
+            return self._meet(rank, instruction.group)
         elif isinstance(instruction, Move):
             self._view(rank, instruction.target)[:] = self._view(rank, instruction.source)
         elif isinstance(instruction, Fold):
@@ -87,10 +93,20 @@ class _Interpreter:
             self.combine(left, right, out=into)
         return True
 
+    def _meet(self, rank: int, group: tuple[int, ...]) -> bool:
+        """Let a rank arrive where a group meets; return whether all others have arrived as often."""
+        arrivals = self.arrivals.setdefault(group, [0] * len(self.layouts))
+        if not self.meeting[rank]:
+            arrivals[rank] += 1
+        self.meeting[rank] = any(arrivals[member] < arrivals[rank] for member in group)
+        return not self.meeting[rank]
+
     def _move(self, rank: int, index: int) -> bool:
         """Move the data of a transfer if both ends are started; return whether it has been moved."""
         if index in self.moved[rank]:
             return True
+        if index not in self.started[rank]:
+            return False
         mine = self.layouts[rank].transfers[index]
         other = self.ends.get((mine.peer, rank, mine.ordinal, not mine.outgoing))
         if other is None or other not in self.started[mine.peer]:
@@ -110,7 +126,10 @@ class _Interpreter:
         return True
 
     def _view(self, rank: int, region: Region) -> Any:
-        array = self.arrays[rank][region.buffer]
+        buffer = region.buffer
+        if isinstance(buffer, tuple):  # of a peer
+            rank, buffer = buffer
+        array = self.arrays[rank][buffer]
         if array is None or region.stop > len(array):
             raise ValueError(
                 f"rank {rank} has no elements {region.start} to {region.stop} of its {region.buffer} buffer"

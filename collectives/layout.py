@@ -15,10 +15,12 @@ Rules that keep a timed call short:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+from collectives.exposure import Exposure, same_everywhere
 from collectives.program import Instruction, Program, Transfer
 from collectives.regions import (
     ALWAYS,
@@ -34,7 +36,23 @@ from collectives.regions import (
     stream_of,
 )
 from collectives.registry import Algorithm, Problem, consecutive, offsets
-from collectives.rounds import LEFT, Chunk, Combine, Copy, Message, Recv, RecvReduce, Round, Send, as_round, as_rounds
+from collectives.rounds import (
+    LEFT,
+    Access,
+    Chunk,
+    Combine,
+    Copy,
+    Fence,
+    Message,
+    PullReduce,
+    Push,
+    Recv,
+    RecvReduce,
+    Round,
+    Send,
+    as_round,
+    as_rounds,
+)
 
 NEVER = -1
 LOOKAHEAD = 8
@@ -47,6 +65,10 @@ SMALL_NBYTES = 4 << 10
 CACHE_LINE_NBYTES = 64
 
 
+class Unshareable(ValueError):
+    """One receive buffer for all ranks of a node, and an algorithm that would write to it twice."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How messages are cut; sizes in elements. The same on all ranks.
@@ -54,7 +76,9 @@ class Options:
     `piece`: the largest message that is to be reduced (256 KiB is best on the machines tried: it stays in cache).
     `cap`: the largest message of all. `cuts`: into how many messages a scattered set of chunks may be cut before it
     travels as one. `pack_from`: from how many elements such a set is packed rather than described by a datatype.
-    `small`: up to how many elements a round sends before it starts to receive. `align`: elements to which scratch is aligned. `waits` overrides the algorithm's own.
+    `small`: up to how many elements a round sends before it starts to receive. `align`: elements to which scratch is
+    aligned. `waits` overrides the algorithm's own. `shared`: which of the user's buffers lie in memory that the ranks
+    of a node share. `common`: the receive buffer is one and the same memory on all of them.
     """
 
     piece: int = 65536
@@ -64,6 +88,8 @@ class Options:
     small: int = 1024
     align: int = 16
     waits: str | None = None
+    shared: frozenset[str] = frozenset()
+    common: bool = False
 
     @classmethod
     def of(cls, algorithm: Algorithm, itemsize: int, cap_nbytes: int) -> Options:
@@ -86,7 +112,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Layout:
-    """What one rank does: its transfers, its program, and the elements of scratch that it needs."""
+    """What one rank does: its transfers, its program, and the elements of scratch, own and shared, that it needs."""
 
     problem: Problem
     rank: int
@@ -94,6 +120,8 @@ class Layout:
     program: list[Instruction]
     scratch_count: int
     nrounds: int
+    shared_count: int = 0
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def sent_count(self) -> int:
@@ -124,7 +152,7 @@ class _Builder:
     def __init__(self, problem: Problem, algorithm: Algorithm, rank: int, options: Options) -> None:
         self.problem, self.algorithm, self.rank, self.options = problem, algorithm, rank, options
         self.primitive = problem.primitive
-        self.nchunks = algorithm.nchunks(problem.nranks)
+        self.nchunks = algorithm.nchunks(problem.nranks, problem.nodes)
         self.rounds = as_rounds(algorithm.rounds(problem, rank))
         self.program = Program()
         self.scratch = Scratch(options.align)
@@ -133,20 +161,44 @@ class _Builder:
         self.counts: dict[Chunk, int] = {}
         self.aliased = False
 
-        inputs = self.primitive.inputs(problem, rank, self.nchunks)
-        outputs = self.primitive.outputs(problem, rank, self.nchunks)
-        aliasing = self.primitive.aliasing(problem, rank) if problem.in_place or self.primitive.one_buffer else None
-        if aliasing is None:
-            self.where = self._place(inputs, SEND, 0)
-            self.home = self._place(outputs, RECV, 0)
-        else:
-            self.aliased = True
-            self.where = self._place(inputs, RECV, aliasing[0])
-            self.home = self._place(outputs, RECV, aliasing[1])
+        self.where, self.home = self._places(rank)
+        self.aliased = self._aliasing(rank) is not None
         self.written: set[Chunk] = set()
         self.last_read: dict[Chunk, int] = {}
-        self._look_ahead()
-        self.last_read.update(dict.fromkeys(outputs, ALWAYS))
+        self.fixed: dict[Chunk, Region] = {}
+        self.pushed_in: dict[int, list[Chunk]] = {}
+        self.exposure = self._expose() if self._look_ahead() else None
+        self.last_read.update(dict.fromkeys(self.home, ALWAYS))
+
+    def _aliasing(self, rank: int) -> tuple[int, int] | None:
+        in_place = self.problem.in_place or self.primitive.one_buffer
+        return self.primitive.aliasing(self.problem, rank) if in_place else None
+
+    def _places(self, rank: int) -> tuple[dict[Chunk, Region], dict[Chunk, Region]]:
+        """Return where the inputs of `rank` lie and where its outputs belong."""
+        inputs = self.primitive.inputs(self.problem, rank, self.nchunks)
+        outputs = self.primitive.outputs(self.problem, rank, self.nchunks)
+        aliasing = self._aliasing(rank)
+        if aliasing is None:
+            return self._place(inputs, SEND, 0), self._place(outputs, RECV, 0)
+        return self._place(inputs, RECV, aliasing[0]), self._place(outputs, RECV, aliasing[1])
+
+    def _expose(self) -> Exposure:
+        """Find out what peers see of this rank's chunks, and keep that in place as long as they need it."""
+        shared = frozenset() if self.algorithm.staged else self.options.shared
+        exposure = Exposure(self.problem, self.algorithm, self.rank, shared, self._places, self.count)
+        if self.options.common:
+            twice = exposure.written_by_several()
+            if twice:
+                both = f"ranks {twice[0]} and {twice[1]} would both write to the receive buffer that they share"
+                raise Unshareable(f"{self.algorithm.name}: {both}")
+        self.fixed, self.pushed_in = exposure.fixed(), exposure.pushed_in()
+        self.written.update(chunk for chunks in self.pushed_in.values() for chunk in chunks)
+        for chunk, number in exposure.last_reads().items():
+            self.last_read[chunk] = max(number, self.last_read.get(chunk, NEVER))
+        for source, target in joined(exposure.staged):
+            self.program.move(source, target)
+        return exposure
 
     def _place(self, chunks: Sequence[Chunk], buffer: str, start: int) -> dict[Chunk, Region]:
         counts = tuple(map(self.count, chunks))
@@ -155,11 +207,22 @@ class _Builder:
             for chunk, first, count in zip(chunks, offsets(counts), counts, strict=True)
         }
 
-    def _look_ahead(self) -> None:
-        """Note for each chunk the last round in which its value is read, and whether it is ever written."""
+    def _look_ahead(self) -> bool:
+        """Note for each chunk the last round in which its value is read, and whether it is ever written.
+
+        Returns whether memory of other ranks is accessed.
+        """
+        accesses = False
         for number, operations in enumerate(self.rounds):
             for operation in operations:
-                if isinstance(operation, Copy):
+                if isinstance(operation, (Access, Fence)):
+                    accesses = True
+                    if isinstance(operation, Access):
+                        if self.rank in operation.peers or isinstance(operation, Push):
+                            self.last_read.update(dict.fromkeys(operation.chunks, number))
+                        if not isinstance(operation, Push):
+                            self.written.update(operation.chunks)
+                elif isinstance(operation, Copy):
                     self.last_read[operation.src] = number
                     self.written.add(operation.dst)
                 elif isinstance(operation, Combine):
@@ -170,6 +233,7 @@ class _Builder:
                         self.last_read.update(dict.fromkeys(operation.chunks, number))
                     if not isinstance(operation, Send):
                         self.written.update(operation.chunks)
+        return accesses
 
     def count(self, chunk: Chunk) -> int:
         if chunk not in self.counts:
@@ -191,6 +255,8 @@ class _Builder:
             self.program.instructions,
             self.scratch.count,
             len(self.rounds),
+            0 if self.exposure is None else self.exposure.slot_count,
+            () if self.exposure is None else self.exposure.groups,
         )
 
     # One round
@@ -225,12 +291,91 @@ class _Builder:
                     program.start(arrival.transfers[piece + 2 : piece + 3])
         for source, target in unpack:
             program.move(source, target)
+        if self.exposure:
+            self._accesses(number, [one for one in operations if isinstance(one, Access)], self.exposure)
         for operation in operations:
             if isinstance(operation, Copy):
                 self._copy(number, operation)
             elif isinstance(operation, Combine):
                 self._combine(number, operation)
         program.wait_all_but(0 if waits_for_round else LOOKAHEAD)
+        for operation in operations:
+            if isinstance(operation, Fence):
+                program.sync(operation.group)
+        self.where.update((chunk, self.fixed[chunk]) for chunk in self.pushed_in.get(number, ()))
+
+    # Accesses to memory of others
+
+    def _accesses(self, number: int, accesses: list[Access], exposure: Exposure) -> None:
+        """Carry out accesses in order; those of the same chunks that follow one another, together in small pieces.
+
+        So what was combined is still in cache when it is written to all peers.
+        """
+        while accesses:
+            chunks = accesses[0].chunks
+            several = next((index for index, one in enumerate(accesses) if one.chunks != chunks), len(accesses))
+            run, accesses = accesses[:several], accesses[several:]
+            steps = [self._access(number, one, exposure) for one in run]
+            total = self._total(chunks)
+            in_pieces = len(run) > 1 or len(run[0].peers) > 2
+            piece = min(self.options.piece, total) if in_pieces else total
+            for start in range(0, total, max(1, piece)):
+                for step in steps:
+                    step(start, min(start + piece, total))
+
+    def _access(self, number: int, access: Access, exposure: Exposure) -> Callable[[int, int], None]:
+        """Return a function that carries out an access from one element of its chunks to another."""
+        chunks = access.chunks
+
+        if isinstance(access, Push):
+            theirs = [
+                stream_of(chunks, {chunk: exposure.target(peer, chunk) for chunk in chunks})
+                for peer in access.peers
+                if peer != self.rank
+            ]
+            return partial(self._push, stream_of(chunks, self.where), theirs)
+        sources = [
+            stream_of(chunks, self.where if peer == self.rank else exposure.places_of(peer, chunks, number))
+            for peer in access.peers
+        ]
+        places = self._with_scratch(chunks, number, self._pull_homes(chunks, number, self.rank in access.peers))
+        self.where.update(places)
+        into = stream_of(chunks, places)
+        if isinstance(access, PullReduce) and len(sources) > 2:
+            sum_count = min(self.options.piece, self._total(chunks))
+            return partial(self._fold_all, sources, into, self._take(sum_count, number))
+        return partial(self._fold_all, sources, into, NOWHERE)
+
+    def _pull_homes(self, chunks: Sequence[Chunk], number: int, own: bool) -> dict[Chunk, Region]:
+        return {
+            chunk: self.home[chunk]
+            for chunk in chunks
+            if self._home_free(chunk, number, self.where[chunk] if own else None)
+        }
+
+    def _push(self, own: Sequence[Region], theirs: Sequence[Sequence[Region]], start: int, stop: int) -> None:
+        for target in theirs:
+            self._moves(part(own, start, stop), part(target, start, stop))
+
+    def _fold_all(
+        self, sources: Sequence[Sequence[Region]], into: Sequence[Region], partial_sum: Region, start: int, stop: int
+    ) -> None:
+        if len(sources) == 1:
+            self._moves(part(sources[0], start, stop), part(into, start, stop))
+            return
+        for *operands, target in side_by_side(*(part(one, start, stop) for one in (*sources, into))):
+            count = target.stop - target.start
+            kept = Region(partial_sum.buffer, partial_sum.start, partial_sum.start + count)
+            left = operands[0]
+            for right in operands[1:-1]:
+                self.program.fold(left, right, kept)
+                left = kept
+            self.program.fold(left, operands[-1], target)
+
+    def _moves(self, sources: Sequence[Region], targets: Sequence[Region]) -> None:
+        for source, target in side_by_side(sources, targets):
+            if not (self.options.common and same_everywhere(source, target)):
+                self.program.move(source, target)
 
     def _send(self, number: int, send: Send) -> list[int]:
         missing = [chunk for chunk in send.chunks if chunk not in self.where]
@@ -296,13 +441,15 @@ class _Builder:
         for chunk in chunks:
             if self._home_free(chunk, number, operand=self.where[chunk]):
                 targets[chunk] = self.home[chunk]
-            elif self.where[chunk].buffer == SCRATCH:
+            elif self.where[chunk].buffer == SCRATCH and chunk not in self.fixed:
                 targets[chunk] = self.where[chunk]
         return targets
 
     def _copy(self, number: int, copy: Copy) -> None:
-        place = self._local_place(copy.dst, number, self.where[copy.src])
-        self.program.move(self.where[copy.src], place)
+        source = self.where[copy.src]
+        place = self._local_place(copy.dst, number, source)
+        count = min(self.count(copy.src), self.count(copy.dst))  # one of the two may be padded
+        self.program.move(*(one._replace(stop=one.start + count) for one in (source, place)))
         self.where[copy.dst] = place
 
     def _combine(self, number: int, combine: Combine) -> None:
@@ -371,6 +518,8 @@ class _Builder:
 
     def _with_scratch(self, chunks: Sequence[Chunk], number: int, places: dict[Chunk, Region]) -> dict[Chunk, Region]:
         """Return places for all chunks, in their order: as given, the others in scratch side by side."""
+        if self.fixed:
+            places = {**{chunk: self.fixed[chunk] for chunk in chunks if chunk in self.fixed}, **places}
         homeless = [chunk for chunk in chunks if chunk not in places]
         if not homeless:
             return places
@@ -394,6 +543,8 @@ class _Builder:
         home = self.home.get(chunk)
         if home is None:
             return False
+        if chunk in self.fixed:
+            return self.fixed[chunk] == home
         if not self.aliased or home == operand:
             return True
         if operand is not None and operand.overlaps(home):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,7 +58,9 @@ class NativePlan(Plan):
         self._owned: list[Any] = []
         calls = primitive.native(self._native_call(bound, operation, general))
         self._named = [(name, arguments) for name, *arguments in calls]
-        self._calls = [partial(getattr(comm, name), *arguments) for name, arguments in self._named]
+        self._calls: list[Callable[[], Any]] = [
+            partial(getattr(comm, name), *arguments) for name, arguments in self._named
+        ]
         if persistent:
             if primitive.name.startswith("sendrecv"):
                 raise NotApplicable(f"{primitive.name} has no persistent form of its own; a plan by hand is one")
@@ -81,10 +83,12 @@ class NativePlan(Plan):
             self._requests = [getattr(self._comm, name)(*arguments) for name, arguments in names]
 
     def test(self) -> bool:
-        return MPI.Request.Testall(self._requests)
+        # One by one: MPICH 5.0 refuses to test a list of requests in which a persistent collective is.
+        return all(request.Test() for request in self._requests)
 
     def wait(self) -> None:
-        MPI.Request.Waitall(self._requests)
+        for request in self._requests:
+            request.Wait()
 
     def free(self) -> None:
         if self._persistent:
@@ -107,7 +111,7 @@ class NativePlan(Plan):
         send, recv = (None if array is None else [array, datatype] for array in (send, recv))
         if problem.in_place and primitive.aliasing(problem, rank) is not None:
             # MPI wants IN_PLACE for the buffer whose data already lies in the other one.
-            send, recv = (recv, MPI.IN_PLACE) if primitive.name == "scatter" else (MPI.IN_PLACE, recv)
+            send, recv = (recv, MPI.IN_PLACE) if primitive.name.startswith("scatter") else (MPI.IN_PLACE, recv)
         return NativeCall(problem, rank, send, recv, op, general)
 
     def _datatype(self, dtype: Any, combines: bool, width: int) -> MPI.Datatype:

@@ -6,8 +6,9 @@ A `Plan` is called many times; each call only starts, waits and combines. `start
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,9 +17,10 @@ from collectives.attached import Attached
 from collectives.bind import Bound
 from collectives.layout import Layout
 from collectives.operations import Operation
-from collectives.program import Move, Start, Wait
-from collectives.regions import RECV, SCRATCH, SEND, Region
+from collectives.program import Move, Start, Sync, Wait
+from collectives.regions import RECV, SCRATCH, SEND, SHARED, Region
 from collectives.transports.message import MessageTransport
+from collectives.transports.window import WindowTransport
 
 
 class NotApplicable(ValueError):
@@ -26,8 +28,12 @@ class NotApplicable(ValueError):
 
 
 class Plan:
-    """A call made ready. Call it, or `start` it and then `wait`; `free` it at the end (or use ``with``)."""
+    """A call made ready. Call it, or `start` it and then `wait`; `free` it at the end (or use ``with``).
 
+    `number` counts the one-shot calls' plans that all ranks of a communicator made together.
+    """
+
+    number = 0
     scratch_nbytes = 0
     layout: Layout | None = None
 
@@ -51,6 +57,10 @@ class Plan:
         """Give back what MPI holds for this plan. Allowed at any time, also after an interrupted call."""
         raise NotImplementedError
 
+    def armed(self) -> AbstractContextManager[None]:
+        """Return a context for timed calls: what a call must set and restore is done outside of them."""
+        return nullcontext()
+
     def __enter__(self) -> Plan:
         return self
 
@@ -61,7 +71,8 @@ class Plan:
 class HandPlan(Plan):
     """A hand-written algorithm, bound: a flat list of ready calls, waits among them.
 
-    `watch` is told the number of each transfer just before it is started.
+    `watch` is told the number of each transfer just before it is started. `window` is the memory of peers, where that
+    is accessed; if it is staged, the calls for even and for odd times alternate.
     """
 
     def __init__(
@@ -74,6 +85,7 @@ class HandPlan(Plan):
         scratch: buffers.Arena | None = None,
         synchronous: bool = False,
         watch: Callable[[int], None] | None = None,
+        window: WindowTransport | None = None,
     ) -> None:
         if bound.dtype is None and layout.scratch_count:
             raise ValueError(
@@ -86,18 +98,47 @@ class HandPlan(Plan):
         self._watch = watch
         scratch_array = (scratch or buffers.Arena()).take(layout.scratch_count, unit)
         self._arrays = {SEND: bound.send, RECV: bound.recv, SCRATCH: scratch_array}
+        if window is not None:
+            self._arrays[SHARED] = window.slots(layout.rank, layout.shared_count, unit, 0)
         self._transport = MessageTransport(attached.comm, layout.transfers, self._arrays, first_tag, synchronous)
-        self._steps = [self._ready(instruction, operation.combine) for instruction in layout.program]
+        self._window, self._unit = window, unit
+        self._parity = 0
+        self._other_steps: list[list[Callable[[], Any]]] = []
+        if window is not None and window.staged:
+            self._other_steps = [*self._bind(operation, 1), [self._turn]]
+            self._steps = [*self._bind(operation, 0), [self._turn]]
+        else:
+            self._steps = self._bind(operation, 0)
         self._calls = [call for calls in self._steps for call in calls]
-        self._tests = {
-            index: self._transport.test(one.transfers)
+        self._other_calls = [call for calls in self._other_steps for call in calls]
+        self._tests: dict[int, Callable[[], bool]] = {
+            index: self._window.meeting(one.group).test  # type: ignore[union-attr]
+            if isinstance(one, Sync)
+            else self._transport.test(one.transfers)
             for index, one in enumerate(layout.program)
-            if isinstance(one, Wait)
+            if isinstance(one, (Sync, Wait))
         }
         self._position: int | None = None
         self._freed = False
 
+    def _bind(self, operation: Operation, parity: int) -> list[list[Callable[[], Any]]]:
+        """Return each instruction of the layout as ready calls, on this set of shared scratch."""
+        assert self.layout is not None
+        self._parity = parity
+        if self._window is not None:
+            slots = self._window.slots(self.layout.rank, self.layout.shared_count, self._unit, parity)
+            self._arrays[SHARED] = slots
+        return [self._ready(instruction, operation.combine) for instruction in self.layout.program]
+
+    def _turn(self) -> None:
+        """Let the next call use the other set of shared scratch."""
+        self._calls, self._other_calls = self._other_calls, self._calls
+        self._steps, self._other_steps = self._other_steps, self._steps
+
     def _view(self, region: Region) -> Any:
+        if isinstance(region.buffer, tuple):
+            assert self._window is not None
+            return self._window.region(region, self._unit, self._parity)
         return self._arrays[region.buffer][region.start : region.stop]
 
     def _ready(self, instruction: Any, combine: Callable[..., Any]) -> list[Callable[[], Any]]:
@@ -106,7 +147,10 @@ class HandPlan(Plan):
         if isinstance(instruction, Wait):
             return self._transport.wait(instruction.transfers)
         if isinstance(instruction, Move):
-            return [partial(buffers.copy, self._view(instruction.target), self._view(instruction.source))]
+            return [buffers.copier(self._view(instruction.target), self._view(instruction.source))]
+        if isinstance(instruction, Sync):
+            assert self._window is not None
+            return [self._window.meeting(instruction.group)]
         left, right, into = map(self._view, instruction)
         # A third positional argument saves 100 ns, and is what these functions take; others want it by name.
         quick = combine in (np.add, np.multiply)
@@ -117,7 +161,7 @@ class HandPlan(Plan):
 
     def __call__(self) -> None:
         if self._position is not None:
-            raise RuntimeError("this plan is under way; wait() for it before it is called again")
+            self._refuse()
         self._position = 0
         for call in self._calls:
             call()
@@ -125,14 +169,18 @@ class HandPlan(Plan):
 
     def start(self) -> None:
         if self._position is not None:
-            raise RuntimeError("this plan is under way; wait() for it before it is started again")
+            self._refuse()
         self._position = 0
         self._advance()
+
+    def _refuse(self) -> NoReturn:
+        remedy = "has been freed; make a new one" if self._freed else "is under way; wait() before it is begun again"
+        raise RuntimeError(f"this plan {remedy}")
 
     def _advance(self) -> bool:
         """Carry out instructions up to the first wait that would block."""
         position = self._position
-        if position is None:
+        if position is None or self._freed:
             return True
         while position < len(self._steps):
             if position in self._tests:
@@ -150,7 +198,7 @@ class HandPlan(Plan):
         return self._advance()
 
     def wait(self) -> None:
-        if self._position is None:
+        if self._position is None or self._freed:
             return
         for calls in self._steps[self._position :]:
             for call in calls:
@@ -162,4 +210,8 @@ class HandPlan(Plan):
             self._freed = True
             if not self._transport.free():
                 self._attached.kept_alive.append(self._arrays)
-            self._steps, self._calls, self._tests, self._position = [], [], {}, None
+            self._steps, self._calls, self._tests, self._position = [], [], {}, 0
+            self._other_steps, self._other_calls = [], []
+            if self._window is not None:
+                self._arrays.pop(SHARED)
+                self._window.free()

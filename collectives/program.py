@@ -45,7 +45,13 @@ class Fold(NamedTuple):
     into: Region
 
 
-Instruction: TypeAlias = Start | Wait | Move | Fold
+class Sync(NamedTuple):
+    """Let all that was done before it be seen by the ranks of `group` after it, and wait until they are as far."""
+
+    group: tuple[int, ...]
+
+
+Instruction: TypeAlias = Start | Wait | Move | Fold | Sync
 
 
 @dataclass
@@ -107,6 +113,12 @@ class Program:
         """Combine, after what is under way on any of the regions."""
         self.wait([*self._touched((left, right), False), *self._touched((into,), True)])
         self.instructions.append(Fold(left, right, into))
+
+    def sync(self, group: tuple[int, ...]) -> None:
+        """Let `group` meet, when the own transfers are complete."""
+        self.wait_all()
+        if len(group) > 1:
+            self.instructions.append(Sync(group))
 
     def _touched(self, regions: Sequence[Region], written: bool) -> list[int]:
         """Return the transfers under way that must be complete before `regions` are read or written."""

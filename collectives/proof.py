@@ -8,23 +8,40 @@ is a deadlock. `Refuted` names what is wrong, where, and with which chunk.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from collectives.registry import Algorithm, Problem
-from collectives.rounds import LEFT, Chunk, Combine, Copy, Message, Operation, Recv, RecvReduce, Round, Send, as_round
+from collectives.races import Race, check_races
+from collectives.registry import Algorithm, Nodes, Problem
+from collectives.rounds import (
+    LEFT,
+    Access,
+    Chunk,
+    Combine,
+    Copy,
+    Fence,
+    Message,
+    Operation,
+    Push,
+    Recv,
+    RecvReduce,
+    Round,
+    Send,
+    as_round,
+    as_rounds,
+)
 
 Value: TypeAlias = tuple[Any, ...]
-Watcher: TypeAlias = Callable[[int, int, Round], None]
+Watcher: TypeAlias = Callable[[int, int, Round, dict[Chunk, Value], set[int]], None]
 
 
 class Refuted(AssertionError):
     """The algorithm is wrong; the message says in which way."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Rank:
     """One rank in the middle of its rounds."""
 
@@ -37,10 +54,11 @@ class _Rank:
     arrived: dict[int, tuple[Value, ...]] = field(default_factory=dict)
     heard: set[int] = field(default_factory=set)
     newly_heard: set[int] = field(default_factory=set)
+    before_fence: bool = True
     done: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class _Posted:
     """One posted end of a message."""
 
@@ -52,17 +70,22 @@ class _Posted:
     heard: frozenset[int] = frozenset()
 
 
-def prove(algorithm: Algorithm, nranks: int, root: int = 0, watch: Watcher | None = None) -> Proof:
+def prove(
+    algorithm: Algorithm, nranks: int, root: int = 0, watch: Watcher | None = None, nodes: Nodes | None = None
+) -> Proof:
     """Run all ranks of `algorithm` symbolically and check the primitive's contract.
 
-    `watch(rank, round, operations)` is called as each rank's round completes. Returns what was found out.
+    `watch(rank, round, operations, values, heard)` is called as each rank goes on from a round: what it then has, and
+    of which ranks it then knows that they have begun. `nodes` are the ranks of each node, None if all are on one.
+    Returns what was found out.
 
     Raises:
         Refuted: missing or doubled contributions, wrong chunks, a race, ends of a message in different rounds, a
             deadlock, or an order that is claimed and not kept.
 
     """
-    problem = algorithm.primitive.problem(nranks, nranks * max(1, algorithm.nchunks(nranks)), root=root)
+    count = nranks * max(1, algorithm.nchunks(nranks, nodes))
+    problem = algorithm.primitive.problem(nranks, count, root=root, nodes=nodes)
     return _Prover(problem, algorithm, watch).run()
 
 
@@ -79,12 +102,14 @@ class _Prover:
     def __init__(self, problem: Problem, algorithm: Algorithm, watch: Watcher | None = None) -> None:
         self.problem, self.algorithm, self.watch = problem, algorithm, watch
         self.primitive, self.nranks = problem.primitive, problem.nranks
-        self.nchunks = algorithm.nchunks(problem.nranks)
+        self.nchunks = algorithm.nchunks(problem.nranks, problem.nodes)
         self.ranks = [
             _Rank(rank, algorithm.rounds(problem, rank), self._start(rank), heard={rank}) for rank in range(self.nranks)
         ]
-        self.sends: dict[tuple[int, int], deque[_Posted]] = {}
-        self.receives: dict[tuple[int, int], deque[_Posted]] = {}
+        self.sends: defaultdict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
+        self.receives: defaultdict[tuple[int, int], deque[_Posted]] = defaultdict(deque)
+        self.fences: dict[tuple[int, Fence], int] = {}
+        self.shares_memory: bool | None = None
         self.order_kept = True
 
     def _start(self, rank: int) -> dict[Chunk, Value]:
@@ -95,15 +120,23 @@ class _Prover:
         ready = deque(self.ranks)
         while ready:
             one = ready.popleft()
-            self._complete(one)
+            if one.before_fence:
+                self._complete(one)
+                fences = [operation for operation in one.operations if isinstance(operation, Fence)]
+                if fences:
+                    ready.extend(self._meet(one, fences[0]))
+                    continue
             if self._post(one):
                 ready.extend(self._match(one))
+        for waiting in (*self.sends.values(), *self.receives.values()):
+            for posted in waiting:
+                peer = posted.operation.peer
+                if self.ranks[peer].done:
+                    fault = f"{posted.operation} is never matched: the rounds of rank {peer} are over"
+                    raise self._refuted(posted.rank, posted.number, fault)
         stuck = [one for one in self.ranks if not one.done]
         if stuck:
             raise self._refuted(stuck[0].rank, stuck[0].number, self._deadlock(stuck))
-        for waiting in (*self.sends.values(), *self.receives.values()):
-            for posted in waiting:
-                raise self._refuted(posted.rank, posted.number, f"{posted.operation} is never matched")
         self._check_end()
         return Proof(max(one.number for one in self.ranks), [one.values for one in self.ranks], self.order_kept)
 
@@ -120,6 +153,8 @@ class _Prover:
 
     def _post(self, one: _Rank) -> bool:
         """Post the rank's next round; return whether there is one."""
+        if self.watch and one.number >= 0:
+            self.watch(one.rank, one.number, one.operations, one.values, one.heard)
         try:
             one.operations = as_round(next(one.rounds))
         except StopIteration:
@@ -127,11 +162,47 @@ class _Prover:
             one.number += 1
             return False
         one.number += 1
+        one.before_fence = True
         self._check_races(one)
         for index, operation in enumerate(one.operations):
             if isinstance(operation, Message):
                 self._post_message(one, index, operation)
+            elif isinstance(operation, (Access, Fence)) and self.shares_memory is None:
+                self._check_fences(one, operation)
         return True
+
+    def _check_fences(self, one: _Rank, operation: Operation) -> None:
+        """Check once, as the first rank comes to use shared memory, that fences keep all such uses apart."""
+        self.shares_memory = self.algorithm.shares_memory(self.problem)
+        if not self.shares_memory:
+            fault = f"{operation} in an algorithm that does not say that it needs shared memory"
+            raise self._refuted(one.rank, one.number, fault)
+        ranks = range(self.nranks)
+        inputs, outputs = (
+            [lies(self.problem, rank, self.nchunks) for rank in ranks]
+            for lies in (self.primitive.inputs, self.primitive.outputs)
+        )
+        try:
+            check_races(
+                [as_rounds(self.algorithm.rounds(self.problem, rank)) for rank in ranks],
+                inputs,
+                outputs,
+                self.algorithm.staged,
+            )
+        except Race as race:
+            raise self._refuted(race.rank, race.number, race.fault) from None
+
+    def _meet(self, one: _Rank, fence: Fence) -> list[_Rank]:
+        """Let a rank arrive at its fence; return the whole group if it was the last."""
+        one.before_fence = False
+        arrived = self.fences[one.number, fence] = self.fences.get((one.number, fence), 0) + 1
+        if arrived < len(fence.group):
+            return []
+        group = [self.ranks[member] for member in fence.group]
+        heard = set().union(*(member.heard for member in group))
+        for member in group:
+            member.heard |= heard
+        return group
 
     def _post_message(self, one: _Rank, index: int, operation: Message) -> None:
         if not 0 <= operation.peer < self.nranks:
@@ -140,10 +211,11 @@ class _Prover:
         posted = _Posted(one.rank, one.number, index, operation)
         if isinstance(operation, Send):
             posted.values = tuple(self._value(one, chunk, operation) for chunk in operation.chunks)
-            posted.heard = frozenset(one.heard)
-            self.sends.setdefault((one.rank, operation.peer), deque()).append(posted)
+            if self.primitive.synchronises or self.watch:
+                posted.heard = frozenset(one.heard)
+            self.sends[one.rank, operation.peer].append(posted)
         else:
-            self.receives.setdefault((operation.peer, one.rank), deque()).append(posted)
+            self.receives[operation.peer, one.rank].append(posted)
 
     def _match(self, one: _Rank) -> list[_Rank]:
         """Match what can be matched on the pairs that `one` just touched; return ranks whose round is complete."""
@@ -152,7 +224,7 @@ class _Prover:
             if not isinstance(operation, Message):
                 continue
             pair = (one.rank, operation.peer) if isinstance(operation, Send) else (operation.peer, one.rank)
-            sends, receives = self.sends.get(pair), self.receives.get(pair)
+            sends, receives = self.sends[pair], self.receives[pair]
             while sends and receives:
                 send, receive = sends.popleft(), receives.popleft()
                 self._check_ends(send, receive)
@@ -177,16 +249,39 @@ class _Prover:
                         pair = (incoming, own) if operation.side == LEFT else (own, incoming)
                         one.values[chunk] = self._combined(one, operation, chunk, *pair)
             for operation in one.operations:
+                if isinstance(operation, Access):
+                    self._access(one, operation)
+            for operation in one.operations:
                 if isinstance(operation, Copy):
                     one.values[operation.dst] = self._value(one, operation.src, operation)
                 elif isinstance(operation, Combine):
                     left, right = (self._value(one, chunk, operation) for chunk in (operation.left, operation.right))
                     one.values[operation.into] = self._combined(one, operation, operation.into, left, right)
-            if self.watch:
-                self.watch(one.rank, one.number, one.operations)
         one.heard |= one.newly_heard
         one.newly_heard = set()
         one.arrived.clear()
+
+    def _access(self, one: _Rank, operation: Access) -> None:
+        """Read and write at once: fences keep accesses apart, so there is no other order that could be seen."""
+        peers = [self.ranks[peer] for peer in operation.peers]
+        for chunk in operation.chunks:
+            if isinstance(operation, Push):
+                value = self._value(one, chunk, operation)
+                for peer in peers:
+                    peer.values[chunk] = value
+            else:
+                first, *others = (self._seen(one, peer, chunk, operation) for peer in peers)
+                for other in others:
+                    first = self._combined(one, operation, chunk, first, other)
+                one.values[chunk] = first
+
+    def _seen(self, one: _Rank, peer: _Rank, chunk: Chunk, operation: Operation) -> Value:
+        """Return what `one` finds at `peer`: the chunk, or the copy of it that was made as the call began."""
+        if self.algorithm.staged and peer is not one:
+            copies = self._start(peer.rank)
+            if chunk in copies:
+                return copies[chunk]
+        return self._value(peer, chunk, operation)
 
     def _value(self, one: _Rank, chunk: Chunk, operation: Operation) -> Value:
         if chunk not in one.values:
@@ -198,8 +293,8 @@ class _Prover:
     def _combined(self, one: _Rank, operation: Operation, chunk: Chunk, left: Value, right: Value) -> Value:
         if not self.primitive.combines:
             raise self._refuted(one.rank, one.number, f"{operation}: {self.primitive.name} combines nothing")
-        doubled = set(left) & set(right)
-        if doubled:
+        if not set(left).isdisjoint(right):
+            doubled = set(left) & set(right)
             raise self._refuted(
                 one.rank,
                 one.number,
@@ -211,26 +306,29 @@ class _Prover:
 
     def _check_races(self, one: _Rank) -> None:
         """A plain receive of a chunk that is also sent, received or reduced in the same round is a race."""
-        touched = Counter(
-            chunk for operation in one.operations if isinstance(operation, Message) for chunk in set(operation.chunks)
-        )
-        for operation in one.operations:
-            if isinstance(operation, Message) and len(set(operation.chunks)) < len(operation.chunks):
-                raise self._refuted(one.rank, one.number, f"{operation} names a chunk twice")
-            if isinstance(operation, Recv):
-                for chunk in operation.chunks:
+        messages = [operation for operation in one.operations if isinstance(operation, Message)]
+        for message in messages:
+            if len(message.chunks) > 1 and len(set(message.chunks)) < len(message.chunks):
+                raise self._refuted(one.rank, one.number, f"{message} names a chunk twice")
+        if len(messages) == 1 or not any(isinstance(message, Recv) for message in messages):
+            return
+        touched = Counter(chunk for message in messages for chunk in message.chunks)
+        for message in messages:
+            if isinstance(message, Recv):
+                for chunk in message.chunks:
                     if touched[chunk] > 1:
                         raise self._refuted(
-                            one.rank, one.number, f"race: {operation} while chunk {chunk!r} is also sent or received"
+                            one.rank, one.number, f"race: {message} while chunk {chunk!r} is also sent or received"
                         )
 
     def _check_ends(self, send: _Posted, receive: _Posted) -> None:
+        if send.number == receive.number and send.operation.chunks == receive.operation.chunks:
+            return
         both = f"rank {send.rank} {send.operation} and rank {receive.rank} {receive.operation}"
         if send.number != receive.number:
             fault = f"{both} are the two ends of a message in rounds {send.number} and {receive.number}"
             raise self._refuted(send.rank, send.number, fault)
-        if send.operation.chunks != receive.operation.chunks:
-            raise self._refuted(send.rank, send.number, f"{both} do not name the same chunks")
+        raise self._refuted(send.rank, send.number, f"{both} do not name the same chunks")
 
     def _check_end(self) -> None:
         everyone = tuple(range(self.nranks))

@@ -1,10 +1,24 @@
 """Reduce: every rank contributes, the combined result stays at the root (MPI-5.0 section 6.9.1)."""
 
-from collectives.folding import fold_in, folded_members
+from collectives.backwards import backwards
+from collectives.broadcast import binomial as broadcast_binomial
+from collectives.broadcast import knomial as broadcast_knomial
+from collectives.folding import fold_in, folding
 from collectives.gather import binomial as gather_binomial
-from collectives.reduce_scatter import recursive_halving
-from collectives.registry import COMMUTATIVE, Primitive, at_root, vector_piece, whole_vector
-from collectives.rounds import LEFT, RIGHT, RecvReduce, Rounds, Send, among, largest_power_of_two, powers_of_two_below
+from collectives.halving import halving
+from collectives.reduce_scatter import reverse_bruck
+from collectives.registry import (
+    Primitive,
+    Radix,
+    at_root,
+    per_rank,
+    per_segment,
+    power_of_two_chunks,
+    vector_piece,
+    whole_vector,
+)
+from collectives.rounds import LEFT, RIGHT, RecvReduce, Rounds, Send, among, largest_power_of_two
+from collectives.trees import in_order, pre_order, up
 
 reduce = Primitive(
     "reduce",
@@ -19,14 +33,9 @@ reduce = Primitive(
 )
 
 
-def power_of_two_chunks(nranks: int, **parameters: object) -> int:
-    """The vector is cut into the largest power of two of chunks that is at most the ranks."""
-    return largest_power_of_two(nranks)
-
-
 @reduce.algorithm(keeps_order=True)
 def linear(rank: int, nranks: int, root: int) -> Rounds:
-    """Everyone sends to the root at once, which combines in rank order."""
+    """Everyone sends to the root at once, which combines in rank order (Pješivac-Grbović et al. 2007)."""
     if rank == root:
         below = (RecvReduce(peer, 0, side=LEFT) for peer in range(root - 1, -1, -1))
         above = (RecvReduce(peer, 0, side=RIGHT) for peer in range(root + 1, nranks))
@@ -35,23 +44,51 @@ def linear(rank: int, nranks: int, root: int) -> Rounds:
         yield Send(root, 0)
 
 
-@reduce.algorithm(needs=COMMUTATIVE)
+@reduce.algorithm()
 def binomial(rank: int, nranks: int, root: int) -> Rounds:
-    """Partial results of 1, 2, 4, ... ranks meet along a binomial tree; in rank order if the root is 0."""
-    relative = (rank - root) % nranks
-    for distance in powers_of_two_below(nranks):
-        if relative % (2 * distance) == distance:
-            yield Send((rank - distance) % nranks, 0)
-        elif relative % (2 * distance) == 0 and relative + distance < nranks:
-            yield RecvReduce((rank + distance) % nranks, 0, side=RIGHT)
-        else:
-            yield ()
+    """Partial results of 1, 2, 4, ... ranks meet along a binomial tree, in order if root is 0 (Chan et al. 2007)."""
+    yield from backwards(broadcast_binomial(rank, nranks, root), combining=True)
 
 
-@reduce.algorithm(chunks=power_of_two_chunks, needs=COMMUTATIVE)
+@reduce.algorithm()
+def knomial(rank: int, nranks: int, root: int, radix: Radix = 4) -> Rounds:
+    """Partial results of 1, k, k^2, ... ranks meet along a k-nomial tree (Wilkins et al. 2023)."""
+    yield from backwards(broadcast_knomial(rank, nranks, root, radix), combining=True)
+
+
+@reduce.algorithm(chunks=per_segment, waits="data")
+def chain(rank: int, nranks: int, root: int, segments: int = 16) -> Rounds:
+    """Segments go up the chain of ranks and gain a contribution at each (Pješivac-Grbović et al. 2007)."""
+    yield from up(pre_order(nranks, 1, root), rank, range(segments))
+
+
+@reduce.algorithm(chunks=per_segment, waits="data")
+def binary_tree(rank: int, nranks: int, root: int, segments: int = 16) -> Rounds:
+    """Segments follow one another up a binary tree (Pješivac-Grbović et al. 2007)."""
+    yield from up(pre_order(nranks, 2, root), rank, range(segments))
+
+
+@reduce.algorithm(chunks=per_segment, keeps_order=True, waits="data")
+def in_order_binary(rank: int, nranks: int, root: int, segments: int = 16) -> Rounds:
+    """Segments go up a binary tree of which each subtree is a run of ranks, so order is kept (Sanders et al. 2009).
+
+    Below the root hang a tree of all lower and one of all higher ranks, so any rank can be the root.
+    """
+    yield from up(in_order(nranks, root), rank, range(segments))
+
+
+@reduce.algorithm(chunks=power_of_two_chunks)
 def rabenseifner(rank: int, nranks: int, root: int) -> Rounds:
     """Reduce-scatter by recursive halving, then gather along a binomial tree (Rabenseifner 2004)."""
-    members = folded_members(nranks, keep=root)
-    yield from fold_in(rank, nranks, members, range(len(members)))
-    yield from among(members, rank, recursive_halving)
-    yield from among(members, rank, lambda index, n: gather_binomial(index, n, members.index(root)))
+    folded = folding(nranks, largest_power_of_two(nranks), leader=root)
+    leaders = folded.leaders
+    yield from fold_in(folded, rank, range(len(leaders)))
+    yield from among(leaders, rank, halving)
+    yield from among(leaders, rank, lambda index, n: gather_binomial(index, n, leaders.index(root)))
+
+
+@reduce.algorithm(chunks=per_rank)
+def reverse_bruck_gather(rank: int, nranks: int, root: int) -> Rounds:
+    """Reduce-scatter by Bruck's all-gather backwards, then gather along a binomial tree (Träff 2024)."""
+    yield from reverse_bruck(rank, nranks)
+    yield from gather_binomial(rank, nranks, root)

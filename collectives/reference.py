@@ -28,7 +28,10 @@ def expected(
     if primitive.combines:
         return np.concatenate(
             [
-                reduce(combine, [_chunk(problem, one, chunk, input_of) for one in contributors])
+                reduce(
+                    combine,
+                    [_chunk(problem, one, primitive.contribution(one, chunk), input_of) for one in contributors],
+                )
                 if (contributors := primitive.contributors(problem, rank, chunk))
                 else np.empty(0)
                 for chunk in outputs

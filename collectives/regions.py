@@ -9,21 +9,31 @@ from typing import NamedTuple, TypeAlias
 from collectives.rounds import Chunk
 
 SEND, RECV, SCRATCH = "send", "recv", "scratch"
+SHARED = "shared"
+"""Scratch that the ranks of a node share."""
+
+Buffer: TypeAlias = str | tuple[int, str]
+"""One of the own buffers, or (peer, buffer): one of a peer's in shared memory."""
 
 ALWAYS = 1 << 60
 """A round after all others."""
 
 
 class Region(NamedTuple):
-    """Elements `start` to `stop` of one of the three buffers."""
+    """Elements `start` to `stop` of a buffer."""
 
-    buffer: str
+    buffer: Buffer
     start: int
     stop: int
 
     def overlaps(self, other: Region) -> bool:
         """Whether the two regions share an element."""
-        return self.buffer == other.buffer and self.start < other.stop and other.start < self.stop
+        return self.buffer == other.buffer and max(self.start, other.start) < min(self.stop, other.stop)
+
+
+def of_peer(peer: int, region: Region) -> Region:
+    """Return the region of `peer` that it names `region`."""
+    return Region((peer, str(region.buffer)), region.start, region.stop)
 
 
 NOWHERE = Region(SCRATCH, 0, 0)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from itertools import accumulate, chain, pairwise
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from collectives.rounds import Chunk, Rounds
+from collectives.rounds import Chunk, Rounds, largest_power_of_two
 
 Parameter: TypeAlias = int | float | str
 Chunks: TypeAlias = Sequence[Chunk]
+Nodes: TypeAlias = tuple[tuple[int, ...], ...]
+"""The ranks of each node; the nodes in the order of their lowest rank."""
 
 
 class UnknownNameError(ValueError):
@@ -38,6 +40,18 @@ def offsets(counts: tuple[int, ...]) -> tuple[int, ...]:
     return (0, *accumulate(counts))[:-1]
 
 
+def nodes_of(nranks: int, ppn: int) -> Nodes:
+    """Return nodes of `ppn` ranks after one another; the last has what is left.
+
+    Raises:
+        ValueError: `ppn` is less than 1.
+
+    """
+    if ppn < 1:
+        raise ValueError(f"{ppn} ranks on a node; at least 1 is needed")
+    return tuple(tuple(range(first, min(first + ppn, nranks))) for first in range(0, nranks, ppn))
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Preconditions
 
@@ -53,6 +67,7 @@ class Need:
 POWER_OF_TWO = Need("a number of ranks that is a power of two", lambda p, commutative: not p.nranks & (p.nranks - 1))
 EVEN = Need("an even number of ranks", lambda p, commutative: p.nranks % 2 == 0 or p.nranks == 1)
 COMMUTATIVE = Need("a commutative operation", lambda p, commutative: commutative)
+SHARED_MEMORY = Need("all ranks on one node, to share memory", lambda p, commutative: len(p.groups) == 1)
 TWO_RANKS = Need("at least two ranks", lambda p, commutative: p.nranks >= 2)
 
 
@@ -66,7 +81,7 @@ class Problem:
 
     `count` is the elements of the whole vector (DESIGN: the user buffer for broadcast, reduce, all-reduce and
     send/recv; ranks x block for the others). `counts` are the blocks of each rank where they are not the even cut of
-    `count`; for all-to-all it is a matrix, row by source.
+    `count`; for all-to-all it is a matrix, row by source. `nodes` are the ranks of each node, None if all are on one.
     """
 
     primitive: Primitive
@@ -75,6 +90,7 @@ class Problem:
     root: int = 0
     counts: tuple[Any, ...] | None = None
     in_place: bool = False
+    nodes: Nodes | None = None
 
     def __post_init__(self) -> None:
         if self.nranks < 1:
@@ -88,10 +104,25 @@ class Problem:
                 f"{self.primitive.name}: {len(self.counts)} counts for {self.nranks} ranks; give one for each rank"
             )
 
+        if self.nodes is not None and sorted(chain.from_iterable(self.nodes)) != list(range(self.nranks)):
+            raise ValueError(
+                f"{self.primitive.name}: nodes {self.nodes} do not hold each of the ranks 0 to {self.nranks - 1} once"
+            )
+
+    @property
+    def groups(self) -> Nodes:
+        """The ranks of each node."""
+        return self.nodes or (tuple(range(self.nranks)),)
+
     @cached_property
     def block_counts(self) -> tuple[Any, ...]:
         """The elements of each rank's block."""
         return blocks(self.count, self.nranks) if self.counts is None else tuple(self.counts)
+
+    @cached_property
+    def longest_block(self) -> int:
+        """The elements of the longest block; of all-to-all's matrix, of the longest of all."""
+        return max(max(one) if isinstance(one, tuple) else one for one in self.block_counts)
 
     @property
     def even(self) -> bool:
@@ -103,8 +134,50 @@ class Problem:
 # Algorithms
 
 
-PLAN_PARAMETERS: Mapping[str, type] = {"waits": str, "piece": int, "cuts": int, "pack_from": int}
-"""What any algorithm's plan can be told: see `collectives.layout.Options`; sizes in bytes."""
+PLAN_PARAMETERS: Mapping[str, Any] = {
+    "waits": Literal["round", "data"],
+    "piece": int,
+    "cuts": int,
+    "pack_from": int,
+    "accumulate": str,
+}
+"""What any algorithm's plan can be told: see `collectives.layout.Options` (sizes in bytes) and `accumulate`."""
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The least value of a parameter: ``Annotated[int, AtLeast(2)]``. Whole numbers start from 1 otherwise."""
+
+    value: int
+
+
+Radix: TypeAlias = Annotated[int, AtLeast(2)]
+"""The base of the numbers by whose digits an algorithm goes."""
+
+
+@dataclass(frozen=True)
+class PartOf:
+    """A parameter that names an algorithm of one of these primitives, as a part of which others are composed."""
+
+    primitives: tuple[Primitive, ...]
+
+    def names(self) -> list[str]:
+        """Return the names that there are."""
+        every = (one for primitive in self.primitives for one in primitive.algorithms.values() if not one.takes_nodes)
+        return list(dict.fromkeys(one.name for one in every))
+
+
+def misfit(kind: Any, value: Parameter) -> str | None:
+    """Return in words what a parameter of type `kind` may be if `value` is not that, None if it is."""
+    if get_origin(kind) is Literal:
+        return None if value in get_args(kind) else f"one of {', '.join(map(str, get_args(kind)))}"
+    if kind is str:
+        return None if isinstance(value, str) else "a name"
+    rule = get_args(kind)[1] if get_origin(kind) is Annotated else AtLeast(1)
+    if isinstance(rule, PartOf):
+        return None if value in rule.names() else f"one of {', '.join(rule.names())}"
+    least = rule.value
+    return None if isinstance(value, int) and value >= least else f"a whole number of at least {least}"
 
 
 def one_chunk(nranks: int, **parameters: Parameter) -> int:
@@ -122,25 +195,57 @@ def per_segment(nranks: int, *, segments: int, **parameters: Parameter) -> int:
     return segments
 
 
+def two_halves(nranks: int, *, segments: int, **parameters: Parameter) -> int:
+    """Each half of the vector is cut into the segments of a pipeline."""
+    return 2 * segments
+
+
+def power_of_two_chunks(nranks: int, **parameters: Parameter) -> int:
+    """The vector is cut into the largest power of two of chunks that is at most the ranks."""
+    return largest_power_of_two(nranks)
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A generator of rounds, what it needs, and how its plan is best carried out.
 
     `chunks` gives into how many chunks a vector is cut (vector primitives only). `parameters` are the generator's own
-    with their values, `how` what the plan is told beyond its defaults. `waits` is ``"round"`` (each round completes
-    before the next) or ``"data"`` (an operation waits only for what it touches).
+    with their values, `how` what the plan is told beyond its defaults. What is needed and whether rank order is kept
+    can depend on the parameters. `waits` is ``"round"`` (each round completes before the next) or ``"data"`` (an
+    operation waits only for what it touches). `parts` gives the algorithms of which a composition consists, each with
+    the problem that it solves among some of the ranks. `staged`: what peers access lies in two alternating sets of
+    places apart from the user's buffers, so that a call needs no fence at its end.
     """
 
     primitive: Primitive = field(repr=False)
     name: str
     generate: Callable[..., Rounds] = field(repr=False)
-    needs: tuple[Need, ...] = ()
+    declared_needs: Need | tuple[Need, ...] | Callable[..., Need | tuple[Need, ...]] = ()
     chunks: Callable[..., int] = field(default=one_chunk, repr=False)
-    keeps_order: bool = False
+    declared_order: bool | Callable[..., bool] = False
     waits: str = "round"
     defaults: Mapping[str, Parameter] = field(default_factory=dict)
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     how: Mapping[str, Parameter] = field(default_factory=dict)
+    parts: Callable[..., Iterable[tuple[Algorithm, Problem]]] | None = field(default=None, repr=False)
+    staged: bool = False
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether contributions are combined in rank order, so that the operation need not be commutative."""
+        if not self.primitive.combines:
+            return True
+        declared = self.declared_order
+        return declared(**self.parameters) if callable(declared) else declared
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """The preconditions with these parameters, a commutative operation among them unless order is kept."""
+        declared = self.declared_needs
+        if not isinstance(declared, (Need, tuple)):
+            declared = declared(**self.parameters)
+        needs = declared if isinstance(declared, tuple) else (declared,)
+        return needs if self.keeps_order or COMMUTATIVE in needs else (*needs, COMMUTATIVE)
 
     @property
     def label(self) -> str:
@@ -162,17 +267,35 @@ class Algorithm:
         for need in self.needs:
             if not need.met(problem, commutative):
                 return f"{self.name} needs {need.words}"
-        if self.primitive.combines and not self.keeps_order and not commutative:
-            return f"{self.name} needs {COMMUTATIVE.words}"
+        for part, theirs in self._parts(problem):
+            unmet = part.unmet(theirs, commutative)
+            if unmet:
+                return f"{self.label}: {theirs.primitive.name} {unmet}, here among {theirs.nranks} ranks"
         return None
+
+    def shares_memory(self, problem: Problem) -> bool:
+        """Whether ranks access memory of others: whether it or a part of it needs shared memory."""
+        return SHARED_MEMORY in self.needs or any(part.shares_memory(theirs) for part, theirs in self._parts(problem))
+
+    @cached_property
+    def takes_nodes(self) -> bool:
+        """Whether the generator is told which ranks are on one node."""
+        return "nodes" in inspect.signature(self.generate).parameters
+
+    def _parts(self, problem: Problem) -> Iterable[tuple[Algorithm, Problem]]:
+        return self.parts(problem, **self.parameters) if self.parts else ()
 
     def rounds(self, problem: Problem, rank: int) -> Rounds:
         """Return the rounds of `rank`."""
-        rooted = {"root": problem.root} if self.primitive.rooted else {}
-        return self.generate(rank, problem.nranks, **rooted, **self.parameters)
+        given: dict[str, Any] = {"root": problem.root} if self.primitive.rooted else {}
+        if self.takes_nodes:
+            given["nodes"] = problem.groups
+        return self.generate(rank, problem.nranks, **given, **self.parameters)
 
-    def nchunks(self, nranks: int) -> int:
-        """Return into how many chunks a vector is cut."""
+    def nchunks(self, nranks: int, nodes: Nodes | None = None) -> int:
+        """Return into how many chunks a vector is cut, if the ranks lie on `nodes` so."""
+        if self.takes_nodes:
+            return self.chunks(nranks, nodes=nodes or (tuple(range(nranks)),), **self.parameters)
         return self.chunks(nranks, **self.parameters)
 
     def with_parameters(self, changed: Mapping[str, Parameter]) -> Algorithm:
@@ -180,24 +303,23 @@ class Algorithm:
 
         Raises:
             UnknownNameError: a parameter that it does not have.
-            ValueError: a value below one or of the wrong kind.
+            ValueError: a value below the least, or none of the allowed ones.
 
         """
         parameters, how = dict(self.parameters), dict(self.how)
+        own = get_type_hints(self.generate, include_extras=True)
         for key, value in changed.items():
             if key in parameters:
-                kind, chosen = type(parameters[key]), parameters
+                kind, chosen = own[key], parameters
             elif key in PLAN_PARAMETERS:
                 kind, chosen = PLAN_PARAMETERS[key], how
             else:
                 known = ", ".join([*self.parameters, *PLAN_PARAMETERS])
                 raise UnknownNameError(f"{self.primitive.name} {self.name} has no parameter {key!r} (it has: {known})")
-            if not isinstance(value, kind) or (kind is int and value < 1):  # type: ignore[operator]
-                words = "a whole number of at least 1" if kind is int else "a name"
-                raise ValueError(f"{self.name}:{key}={value} is not {words}")
+            wanted = misfit(kind, value)
+            if wanted:
+                raise ValueError(f"{self.name}:{key}={value} is not {wanted}")
             chosen[key] = value
-        if how.get("waits", "round") not in ("round", "data"):
-            raise ValueError(f"{self.name}:waits={how['waits']} is neither 'round' nor 'data'")
         return replace(self, parameters=parameters, how=how)
 
 
@@ -233,13 +355,13 @@ def at_root(lies: Lies) -> Lies:
 
 
 def vector_piece(problem: Problem, chunk: Any, nchunks: int) -> int:
-    """Return the elements of chunk number `chunk` of a vector."""
-    return blocks(problem.count, nchunks)[chunk]
+    """Return the elements of chunk number `chunk` of a vector, or of ``(..., number)``, one rank's part in it."""
+    return blocks(problem.count, nchunks)[chunk[-1] if isinstance(chunk, tuple) else chunk]
 
 
 def rank_block(problem: Problem, chunk: Any, nchunks: int) -> int:
-    """Return the elements of the block of rank `chunk`."""
-    return problem.block_counts[chunk]
+    """Return the elements of the block of rank `chunk`, or of ``(..., rank)``, one rank's part in it."""
+    return problem.block_counts[chunk[-1] if isinstance(chunk, tuple) else chunk]
 
 
 def full(nranks: int) -> float:
@@ -262,6 +384,11 @@ def everyone(problem: Problem, rank: int, chunk: Any) -> Sequence[int]:
     return range(problem.nranks)
 
 
+def same_chunk(rank: int, chunk: Any) -> Chunk:
+    """A rank contributes to a chunk what it has under the same name."""
+    return chunk
+
+
 class Primitive:
     """One collective primitive: its contract, its native calls and its algorithms by name.
 
@@ -281,6 +408,7 @@ class Primitive:
         synchronises: whether no rank may leave before all have entered (barrier).
         needs: preconditions of the primitive itself.
         contributors: the ranks, in order, whose contributions an output chunk combines.
+        contribution: which of its input chunks a rank contributes to an output chunk.
         legs: into how many one-way times a call's duration is divided (2 for ping-pong).
 
     """
@@ -301,6 +429,7 @@ class Primitive:
         one_buffer: bool = False,
         synchronises: bool = False,
         contributors: Callable[[Problem, int, Any], Sequence[int]] = everyone,
+        contribution: Callable[[int, Any], Chunk] = same_chunk,
         needs: Need | tuple[Need, ...] = (),
         legs: int = 1,
     ) -> None:
@@ -317,6 +446,7 @@ class Primitive:
         self.one_buffer = one_buffer
         self.synchronises = synchronises
         self.contributors = contributors
+        self.contribution = contribution
         self.needs = needs if isinstance(needs, tuple) else (needs,)
         self.legs = legs
         self.algorithms: dict[str, Algorithm] = {}
@@ -331,15 +461,22 @@ class Primitive:
         self,
         *,
         chunks: Callable[..., int] = one_chunk,
-        needs: Need | tuple[Need, ...] = (),
-        keeps_order: bool = False,
+        needs: Need | tuple[Need, ...] | Callable[..., Need | tuple[Need, ...]] = (),
+        keeps_order: bool | Callable[..., bool] = False,
         waits: str = "round",
         name: str | None = None,
+        parts: Callable[..., Iterable[tuple[Algorithm, Problem]]] | None = None,
+        staged: bool = False,
     ) -> Callable[[Callable[..., Rounds]], Callable[..., Rounds]]:
-        """Register a generator of rounds as an algorithm of this primitive, under its own name."""
+        """Register a generator of rounds as an algorithm of this primitive, under its own name.
+
+        The generator's arguments beyond rank, nranks, root and nodes (the ranks of each node) are the algorithm's
+        parameters, with their defaults. Their annotations say which values fit: int, `Radix`, or a Literal of names.
+        `needs` and `keeps_order` may be functions of the parameters.
+        """
 
         def register(generate: Callable[..., Rounds]) -> Callable[..., Rounds]:
-            positional = ("rank", "nranks", "root")
+            positional = ("rank", "nranks", "root", "nodes")
             defaults = {
                 key: one.default for key, one in inspect.signature(generate).parameters.items() if key not in positional
             }
@@ -347,17 +484,27 @@ class Primitive:
                 self,
                 name or generate.__name__,
                 generate,
-                needs if isinstance(needs, tuple) else (needs,),
+                needs,
                 chunks,
-                keeps_order or not self.combines,
+                keeps_order,
                 waits,
                 defaults,
                 defaults,
+                parts=parts,
+                staged=staged,
             )
             self.algorithms[one.name] = one
             return generate
 
         return register
+
+    def like(self, name: str, **changed: Any) -> Primitive:
+        """Return a primitive of another name with this contract but for what is `changed`, and the same algorithms."""
+        taken = inspect.signature(Primitive).parameters
+        contract = {key: value for key, value in vars(self).items() if key in taken}
+        other = Primitive(**{**contract, "name": name, **changed})
+        other.algorithms = {key: replace(one, primitive=other) for key, one in self.algorithms.items()}
+        return other
 
     def find(self, specification: str | Algorithm) -> Algorithm:
         """Return the algorithm that `specification` names: ``ring`` or ``chain:segments=16``.
@@ -418,6 +565,19 @@ def _parameter(word: str) -> tuple[str, Parameter]:
         return key, int(text)
     except ValueError:
         return key, text
+
+
+def algorithm_of(
+    *primitives: Primitive, **data: Any
+) -> Callable[[Callable[..., Rounds]], Callable[..., Rounds]]:
+    """Register a generator of rounds with several primitives; see `Primitive.algorithm` for the data."""
+
+    def register(generate: Callable[..., Rounds]) -> Callable[..., Rounds]:
+        for primitive in primitives:
+            primitive.algorithm(**data)(generate)
+        return generate
+
+    return register
 
 
 def find(name: str) -> Primitive:

@@ -73,7 +73,10 @@ class RecvReduce(Message):
 
 
 class Copy:
-    """Local: chunk `dst` gets the value of chunk `src`, after all messages of the round."""
+    """Local: chunk `dst` gets the value of chunk `src`, after all messages of the round.
+
+    If one is longer than the other, it is padded: the elements that both have are copied.
+    """
 
     __slots__ = ("dst", "src")
 
@@ -99,7 +102,69 @@ class Combine:
         return f"Combine({self.left!r}, {self.right!r}, {self.into!r})"
 
 
-Operation: TypeAlias = Message | Copy | Combine
+class Access:
+    """An operation on memory that `peers` share with the own rank: the peers do nothing for it.
+
+    Accesses take effect after the messages of the round, in the order listed, before local operations. Between two
+    fences a peer's chunk has one writer, or readers.
+    """
+
+    __slots__ = ("chunks", "peers")
+
+    def __init__(self, peers: Iterable[int], *chunks: Chunk) -> None:
+        self.peers = tuple(peers)
+        self.chunks = chunks
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, (list(self.peers), *self.chunks)))})"
+
+
+class Pull(Access):
+    """Read `chunks` from the memory of one peer: each gets the peer's value."""
+
+    __slots__ = ()
+
+    def __init__(self, peer: int, *chunks: Chunk) -> None:
+        super().__init__((peer,), *chunks)
+
+    def __repr__(self) -> str:
+        return f"Pull({', '.join(map(repr, (*self.peers, *self.chunks)))})"
+
+
+class PullReduce(Access):
+    """Each chunk gets the combination of the values that `peers` have, in the order in which they are listed.
+
+    The own value counts only if the own rank is listed, so that ``PullReduce(range(nranks), chunk)`` keeps rank order.
+    """
+
+    __slots__ = ()
+
+
+class Push(Access):
+    """Write the own values of `chunks` into the memory of `peers`."""
+
+    __slots__ = ()
+
+
+class Fence:
+    """All that was done before it, in the same round too, is seen by the ranks of `group` after it."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, group: Iterable[int]) -> None:
+        self.group = tuple(group)
+
+    def __repr__(self) -> str:
+        return f"Fence({list(self.group)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fence) and self.group == other.group
+
+    def __hash__(self) -> int:
+        return hash(self.group)
+
+
+Operation: TypeAlias = Message | Copy | Combine | Access | Fence
 Round: TypeAlias = tuple[Operation, ...]
 Rounds: TypeAlias = Iterator[Round | Operation]
 
@@ -115,35 +180,50 @@ def as_rounds(yielded: Iterable[Round | Operation]) -> list[Round]:
 
 
 def together(*algorithms: Iterable[Round | Operation]) -> Rounds:
-    """Merge algorithms round by round: round k of the result is round k of each."""
+    """Merge algorithms round by round: round k of the result is round k of each; equal fences become one."""
     for rounds in zip_longest(*algorithms, fillvalue=()):
-        yield tuple(operation for one in rounds for operation in as_round(one))
+        merged = tuple(operation for one in rounds for operation in as_round(one))
+        fences = dict.fromkeys(operation for operation in merged if isinstance(operation, Fence))
+        if fences:
+            merged = (*(operation for operation in merged if not isinstance(operation, Fence)), *fences)
+        yield merged
 
 
 def relabel(
     rounds: Iterable[Round | Operation],
     ranks: Sequence[int] | Callable[[int], int] | None = None,
     chunks: Callable[[Chunk], Chunk] | None = None,
+    parts: Callable[[Chunk], Sequence[Chunk]] | None = None,
 ) -> Rounds:
     """Run an algorithm among other ranks or on other chunks.
 
-    `ranks` maps the algorithm's ranks to real ones (a sequence or a function), `chunks` its chunk names.
+    `ranks` maps the algorithm's ranks to real ones (a sequence or a function), `chunks` its chunk names; `parts`,
+    instead of `chunks`, maps each name to the several that it stands for.
     """
     rank_of = ranks.__getitem__ if isinstance(ranks, Sequence) else ranks or (lambda rank: rank)
     name_of = chunks or (lambda chunk: chunk)
+    names_of = parts or (lambda chunk: (name_of(chunk),))
 
-    def renamed(operation: Operation) -> Operation:
-        if isinstance(operation, Copy):
-            return Copy(name_of(operation.src), name_of(operation.dst))
-        if isinstance(operation, Combine):
-            return Combine(name_of(operation.left), name_of(operation.right), name_of(operation.into))
-        peer, names = rank_of(operation.peer), map(name_of, operation.chunks)
-        if isinstance(operation, RecvReduce):
-            return RecvReduce(peer, *names, side=operation.side)
-        return type(operation)(peer, *names)
+    def renamed(operation: Operation) -> Iterator[Operation]:
+        if isinstance(operation, Message):
+            names = (name for chunk in operation.chunks for name in names_of(chunk))
+            if isinstance(operation, RecvReduce):
+                yield RecvReduce(rank_of(operation.peer), *names, side=operation.side)
+            else:
+                yield type(operation)(rank_of(operation.peer), *names)
+        elif isinstance(operation, Copy):
+            yield from map(Copy, names_of(operation.src), names_of(operation.dst))
+        elif isinstance(operation, Combine):
+            yield from map(Combine, *map(names_of, (operation.left, operation.right, operation.into)))
+        elif isinstance(operation, Fence):
+            yield Fence(map(rank_of, operation.group))
+        else:
+            names = (name for chunk in operation.chunks for name in names_of(chunk))
+            peers = [rank_of(peer) for peer in operation.peers]
+            yield Pull(peers[0], *names) if isinstance(operation, Pull) else type(operation)(peers, *names)
 
     for one in rounds:
-        yield tuple(renamed(operation) for operation in as_round(one))
+        yield tuple(new for operation in as_round(one) for new in renamed(operation))
 
 
 def among(
@@ -151,10 +231,14 @@ def among(
     rank: int,
     algorithm: Callable[[int, int], Rounds],
     chunks: Callable[[Chunk], Chunk] | None = None,
+    parts: Callable[[Chunk], Sequence[Chunk]] | None = None,
 ) -> Rounds:
-    """Run ``algorithm(index, len(members))`` among `members`; a rank outside stays idle for as many rounds."""
+    """Run ``algorithm(index, len(members))`` among `members`; a rank outside stays idle for as many rounds.
+
+    `chunks` and `parts` are those of `relabel`.
+    """
     if rank in members:
-        yield from relabel(algorithm(members.index(rank), len(members)), members, chunks)
+        yield from relabel(algorithm(members.index(rank), len(members)), members, chunks, parts)
     else:
         for _ in algorithm(0, len(members)):
             yield ()
@@ -174,6 +258,19 @@ def with_chunks(rounds: Iterable[Round | Operation], chunks: Sequence[Chunk]) ->
         yield tuple(messages)
 
 
+def cyclic(start: int, length: int, nranks: int) -> list[int]:
+    """Return the `length` numbers from `start` on, modulo `nranks`."""
+    return [(start + index) % nranks for index in range(length)]
+
+
+def powers_below(limit: int, radix: int) -> list[int]:
+    """Return 1, radix, radix^2, ... below `limit`."""
+    powers = [1]
+    while powers[-1] < limit:
+        powers.append(powers[-1] * radix)
+    return powers[:-1]
+
+
 def powers_of_two_below(limit: int) -> list[int]:
     """Return 1, 2, 4, ... below `limit`."""
     return [1 << bit for bit in range((limit - 1).bit_length())] if limit > 1 else []
@@ -182,3 +279,8 @@ def powers_of_two_below(limit: int) -> list[int]:
 def largest_power_of_two(limit: int) -> int:
     """Return the largest power of two that is at most `limit` (at least 1)."""
     return 1 << (limit.bit_length() - 1)
+
+
+def largest_power(limit: int, radix: int) -> int:
+    """Return the largest power of `radix` that is at most `limit` (at least 1)."""
+    return powers_below(limit + 1, radix)[-1]

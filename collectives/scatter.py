@@ -1,12 +1,24 @@
 """Scatter: the root gives a different block to every rank (MPI-5.0 section 6.6)."""
 
-from collectives.gather import subtree
-from collectives.registry import Primitive, all_blocks, at_root, offsets, others_share, own_block, rank_block
-from collectives.rounds import Recv, Rounds, Send, powers_of_two_below
+from dataclasses import replace
+
+from collectives.registry import (
+    Primitive,
+    Radix,
+    all_blocks,
+    at_root,
+    offsets,
+    others_share,
+    own_block,
+    rank_block,
+)
+from collectives.rounds import Recv, Rounds, Send, cyclic
+from collectives.trees import blocks_below
+from collectives.trees import knomial as knomial_tree
 
 
 def _native(call):
-    if call.problem.even:
+    if call.even:
         return [("Scatter", call.send, call.recv, call.problem.root)]
     return [("Scatterv", call.send and call.blocks(call.send), call.recv, call.problem.root)]
 
@@ -25,21 +37,36 @@ scatter = Primitive(
 
 @scatter.algorithm()
 def linear(rank: int, nranks: int, root: int) -> Rounds:
-    """The root sends to everyone, all at once, nearest above first."""
+    """The root sends to everyone, all at once, nearest above first (Chan et al. 2007)."""
     if rank == root:
-        yield tuple(Send((root + step) % nranks, (root + step) % nranks) for step in range(1, nranks))
+        yield tuple(Send(peer, peer) for peer in cyclic(root + 1, nranks - 1, nranks))
     else:
         yield Recv(root, rank)
 
 
 @scatter.algorithm()
+def linear_throttled(rank: int, nranks: int, root: int, window: int = 4) -> Rounds:
+    """The root sends to `window` ranks at a time, nearest above first (Chan et al. 2007)."""
+    others = cyclic(root + 1, nranks - 1, nranks)
+    for first in range(0, nranks - 1, window):
+        served = others[first : first + window]
+        if rank == root:
+            yield tuple(Send(peer, peer) for peer in served)
+        else:
+            yield Recv(root, rank) if rank in served else ()
+
+
+@scatter.algorithm()
 def binomial(rank: int, nranks: int, root: int) -> Rounds:
     """Halves of the remaining blocks go down a binomial tree, the farthest first (Chan et al. 2007)."""
-    relative = (rank - root) % nranks
-    for distance in reversed(powers_of_two_below(nranks)):
-        if relative % (2 * distance) == 0 and relative + distance < nranks:
-            yield Send((rank + distance) % nranks, *subtree(relative + distance, distance, nranks, root))
-        elif relative % (2 * distance) == distance:
-            yield Recv((rank - distance) % nranks, *subtree(relative, distance, nranks, root))
-        else:
-            yield ()
+    yield from knomial_tree(rank, nranks, root, 2, blocks_below(nranks, root))
+
+
+@scatter.algorithm()
+def knomial(rank: int, nranks: int, root: int, radix: Radix = 4) -> Rounds:
+    """Parts of the remaining blocks go to radix-1 others in every round, the farthest first (Wilkins et al. 2023)."""
+    yield from knomial_tree(rank, nranks, root, radix, blocks_below(nranks, root))
+
+
+scatterv = scatter.like("scatterv", native=lambda call: _native(replace(call, general=True)))
+"""Scatter whose native call is always that with a count for each rank."""

@@ -31,6 +31,11 @@ AXES = {
     "repeat": "ranks left over, which repeat the work of the others",
 }
 
+# Ranks along these have the same experts, and tokens of their own: gradients of experts are summed over them. Those of
+# all other weights also over ep and etp, whose ranks are data parallel outside the experts.
+EXPERT_REPLICA_AXES = ("dp", "dp_shard", "dp_replicate", "expert_dp", "cp", "ulysses")
+REPLICA_AXES = (*EXPERT_REPLICA_AXES, "ep", "etp")
+
 ORDERS = {
     # Megatron-LM, megatron/core/parallel_state.py: the default, and its second generator for experts
     "megatron": "tp-cp-ep-dp-pp",
@@ -126,6 +131,11 @@ class Mesh:
     def length(self, axes: str | Iterable[str]) -> int:
         """Count the ranks that a group over `axes` has; 1 for axes that this mesh does not use."""
         return prod(self.shape.get(axis, 1) for axis in axis_names(axes))
+
+    def used(self, axes: str | Iterable[str]) -> str:
+        """Name those of `axes` that have more than one rank, in mesh order, joined by "-"; "" if none has."""
+        chosen = axis_names(axes)
+        return "-".join(axis for axis in self.axes if axis in chosen and self.shape[axis] > 1)
 
     def stride(self, axis: str) -> int:
         """Tell how far apart in rank number neighbours on `axis` are."""

@@ -197,7 +197,7 @@ MODELS = {
     for model in (
         Model(
             name="tiny",
-            layers=4, hidden=256, heads=16, kv_heads=8, head_dim=16, ffn=1024, vocab=4096, seq=1024,
+            layers=4, hidden=256, heads=32, kv_heads=16, head_dim=8, ffn=1024, vocab=4096, seq=1024,
             experts=16, experts_per_token=2, expert_ffn=256, dense_layers=2,
             source="made up here: every strategy applies to it, at up to 16 ranks an axis",
         ),

@@ -5,7 +5,9 @@ A strategy's `traffic(job, mesh, rank)` yields the calls of one training step as
     yield Call("allgather", "tp", job.activation_nbytes(mesh), "forward", times=2 * job.layers_of(mesh, rank),
                why="gather the sequence before attention and feed-forward")
 
-An axis of length 1 makes no call.
+An axis of length 1 makes no call. Calls come in the order in which the rank makes them. Layers that repeat are written
+once, with `times`, and `within` says which calls repeat together; `unrolled` writes them out, `merge` puts equal ones
+together.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import groupby, repeat
 from math import floor
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from strategies.mesh import Mesh, block, divide
 from strategies.models import Model, Tensor
@@ -39,6 +42,7 @@ _ROOTED_SHARES = {
 }
 # Per-peer bytes are part of the call.
 _UNEVEN = ("alltoallv", "allgatherv", "reduce_scatterv")
+COMBINING = ("allreduce", "reduce_scatter", "reduce", "reduce_scatterv")
 PRIMITIVES = (*_SHARES, *_ROOTED_SHARES, *_UNEVEN, "sendrecv")
 
 
@@ -155,7 +159,8 @@ class Call:
     root: group rank that a rooted primitive starts or ends at.
     send_to, receive_from: group ranks of a sendrecv; None where this rank only receives, or only sends.
     sends, receives: bytes meant for and coming from each group rank in the v forms, itself included.
-    why: what it is for, in words; calls that differ only here are equal.
+    why: what it is for, in words. within: calls in a row with the same words here repeat as a block, A B A B ... rather
+        than A A B B. Calls that differ only in these are equal.
     """
 
     primitive: str
@@ -172,6 +177,7 @@ class Call:
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
     why: str = field(default="", compare=False)
+    within: str = field(default="", compare=False)
 
     def __post_init__(self):
         if self.primitive not in PRIMITIVES:
@@ -191,17 +197,48 @@ class Call:
             raise ValueError(f"{self.primitive}: nbytes={self.nbytes} is not the sum of its blocks")
 
 
+Calls: TypeAlias = tuple[Call, ...]
 Traffic: TypeAlias = Iterator[Call]
+
+
+def on(mesh: Mesh, axes: str | Iterable[str], primitive: str, nbytes: int, phase: str, **more: Any) -> Calls:
+    """Make the call on `axes`, named as the mesh uses them; none where they have one rank. The op is sum unless given.
+
+    more: the other fields of `Call`.
+    """
+    used = mesh.used(axes)
+    if not used:
+        return ()
+    if primitive in COMBINING:
+        more.setdefault("op", "sum")
+    return (Call(primitive, used, nbytes, phase, **more),)
+
+
+def repeated(calls: Iterable[Call], times: int, within: str) -> Calls:
+    """Repeat calls, in this order, `times` times over. within: what repeats, such as "forward, layers 2 to 5"."""
+    return tuple(replace(call, times=times, within=within) for call in unrolled(calls)) if times else ()
+
+
+def unrolled(calls: Iterable[Call]) -> Iterator[Call]:
+    """Give every single call, times 1, in the order in which the rank makes them."""
+    for within, alike in groupby(calls, key=lambda call: call.within):
+        body = [(replace(call, times=1, within=""), call.times) for call in alike]
+        if within:
+            singles = [single for single, _ in body]
+            for _ in range(body[0][1]):
+                yield from singles
+        else:
+            for single, times in body:
+                yield from repeat(single, times)
 
 
 def merge(calls: Iterable[Call]) -> list[Call]:
     """Put equal calls together, their times added, in the order of first appearance."""
-    merged: dict[Call, Call] = {}
+    merged: dict[Call, int] = {}
     for call in calls:
-        key = replace(call, times=1)
-        known = merged.get(key)
-        merged[key] = call if known is None else replace(known, times=known.times + call.times)
-    return list(merged.values())
+        key = replace(call, times=1, within="")
+        merged[key] = merged.get(key, 0) + call.times
+    return [call if times == 1 else replace(call, times=times) for call, times in merged.items()]
 
 
 def sent_nbytes(call: Call, mesh: Mesh, rank: int) -> Fraction:

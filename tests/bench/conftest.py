@@ -1,7 +1,15 @@
-"""A made-up machine whose rows are the same every time, for the modules that read rows."""
+"""A made-up machine whose rows are the same every time, and a way to start real jobs."""
 
 import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -136,3 +144,89 @@ def stored(row):
 def as_read():
     """Turn rows into what reading them back gives."""
     return lambda rows: [asdict(one) for one in rows]
+
+
+ROOT = Path(__file__).parents[2]
+LAUNCH_LIMIT_S = 40
+
+# Open MPI refuses root, and more ranks than CPUs, unless told otherwise.
+LAUNCHING = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+@pytest.fixture(scope="session")
+def mpirun():
+    """The mpirun of this environment, or else of the PATH."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        pytest.skip("there is no mpirun beside this Python nor in the PATH")
+    return found
+
+
+@pytest.fixture
+def begin(mpirun):
+    """Start `python WORDS` on some ranks, without mpirun on 0; what still runs at the end of the test is ended."""
+    begun = []
+
+    def start(nranks, *words, **environment):
+        process = subprocess.Popen(
+            [*([mpirun, "-n", str(nranks)] if nranks else []), sys.executable, *map(str, words)],
+            cwd=ROOT,
+            env={**os.environ, **LAUNCHING, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)  # mpirun then ends its ranks
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+@pytest.fixture
+def launch(begin):
+    """Run `python WORDS` on some ranks to its end."""
+
+    def run(nranks, *words, **more):
+        began = time.monotonic()
+        process = begin(nranks, *words, **more)
+        out, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+        return SimpleNamespace(status=process.returncode, out=out, err=err, seconds=time.monotonic() - began)
+
+    return run
+
+
+@pytest.fixture
+def alone(launch):
+    """Run `python WORDS` without mpirun to its end."""
+    return lambda *words, **more: launch(0, *words, **more)
+
+
+@pytest.fixture
+def ranks_of():
+    """Find processes by a word of their command line: the ranks of a job, by a path that only it has."""
+
+    def find(word):
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if any(str(word) in one for one in words) and "python" in words[0]:
+                found.append(int(folder.name))
+        return sorted(found)
+
+    return find

@@ -294,3 +294,10 @@ def test_after_an_error_nothing_collective_is_called():
     assert FakeComm.open == 1
     mesh.free()
     assert FakeComm.open == 0
+
+
+def test_axes_that_are_used_are_named_in_mesh_order():
+    mesh = Mesh("tp=2,dp=3", nranks=12)
+    assert mesh.used("dp-cp-tp") == "tp-dp"
+    assert mesh.used(["dp"]) == "dp"
+    assert mesh.used("cp-ep") == ""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from strategies.mesh import Mesh
 from strategies.models import MODELS
-from strategies.traffic import Call, Job, merge, scaled, sent_nbytes, totals
+from strategies.traffic import Call, Job, merge, on, repeated, scaled, sent_nbytes, totals, unrolled
 
 MESH = Mesh("tp=4,pp=2")
 
@@ -160,3 +160,25 @@ def test_sequence_that_does_not_divide_is_refused_with_the_arithmetic():
         Job(MODELS["tiny"]).tokens(Mesh("cp=3"))
     with pytest.raises(ValueError, match=r"16 experts do not divide by ep=3"):
         Job(MODELS["tiny"]).tensors_of(Mesh("ep=3"), 0)
+
+
+def test_repeated_layers_keep_their_order():
+    gather, scatter = Call("allgather", "tp", 8, "forward"), Call("reduce_scatter", "tp", 8, "forward", times=2)
+    layers = repeated([gather, scatter], 3, "layers 0 to 2")
+    single = replace(scatter, times=1)
+    assert list(unrolled([*layers, scatter])) == [gather, single, single] * 3 + [single] * 2
+    assert merge([*layers, scatter]) == [replace(gather, times=3), replace(scatter, times=8)]
+    assert repeated([gather], 0, "no layers") == ()
+
+
+def test_blocks_in_a_row_stay_apart():
+    first, second = Call("allgather", "tp", 8, "forward"), Call("reduce_scatter", "tp", 8, "forward")
+    calls = repeated([first], 2, "layers 0 to 1") + repeated([second], 2, "layers 2 to 3")
+    assert list(unrolled(calls)) == [first, first, second, second]
+
+
+def test_calls_on_axes_of_one_rank_are_none():
+    assert on(MESH, "dp-cp", "allreduce", 8, "forward") == ()
+    (call,) = on(MESH, ("pp", "dp", "tp"), "allreduce", 8, "forward", dtype="float32")
+    assert (call.axis, call.op, call.dtype) == ("tp-pp", "sum", "float32")
+    assert on(MESH, "tp", "allgather", 8, "forward")[0].op == ""

@@ -1,0 +1,51 @@
+"""Arrays in memory that the ranks of a node share: registered memory, as users of a network or of NCCL know it.
+
+An array from `alloc` is an ordinary NumPy array. Algorithms on shared memory read and write it, or a view of it, in
+place, where they must copy another array into shared memory first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def alloc(comm: MPI.Intracomm, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """Return an array of `count` elements in shared memory. All ranks of `comm` call it, each with its own count.
+
+    Algorithms that need shared memory read and write such an array, or a view of it, in place. Its contents are
+    undefined. Its memory is given back when it and its views are gone, and at the latest when `comm` is freed: it must
+    not be used after that.
+
+    Raises:
+        ValueError: `count` is negative.
+        SharedMemoryError: the node has too little shared memory. Then no rank has allocated anything.
+
+    """
+    from collectives.attached import attached_to  # only those who communicate load MPI
+
+    if count < 0:
+        raise ValueError(f"alloc: count {count} is negative")
+    _, memory = attached_to(comm).shared.take(max(1, count) * np.dtype(dtype).itemsize)
+    return np.frombuffer(memory, dtype, count)
+
+
+def alloc_common(comm: MPI.Intracomm, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """Return one and the same array of `count` elements on all ranks of a node. All ranks of `comm` call it.
+
+    As the receive buffer of an all-reduce, all-gather or broadcast it makes one result per node, which all its ranks
+    read in place. Otherwise it is as what `alloc` returns, but its memory goes back only when `comm` is freed.
+    """
+    from collectives.attached import attached_to
+
+    shared = attached_to(comm).shared
+    nbytes = max(1, count) * np.dtype(dtype).itemsize
+    place, memory = shared.take(nbytes if shared.rank == 0 else 0)
+    place = shared.node.bcast(place)
+    if shared.rank == 0:
+        shared.common.append(memory)
+    return np.frombuffer(shared.view(place, nbytes), dtype, count)

@@ -1,0 +1,210 @@
+"""Memory that the ranks of a node share, in MPI windows (MPI-5.0 section 12.2.3).
+
+All memory of a communicator lies in a few windows, each with a part for every rank, from which arrays and the scratch
+of plans are taken: a window each would soon use up what MPI can have of them. Whoever is handed an array, or a view
+of it, finds the window in which it lies by its address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.registry import Nodes
+
+ALIGN_NBYTES = 64
+PAGE_NBYTES = 4096
+LEAST_NBYTES = 1 << 20
+"""The least part of a rank in a window. Memory that nobody touches is only promised, not used."""
+
+DIRECTORY = "/dev/shm"
+"""Where Linux keeps shared memory."""
+
+
+class SharedMemoryError(MemoryError):
+    """The node has too little shared memory; the message says how much there is and how much is needed."""
+
+
+class Place(NamedTuple):
+    """Where something lies: in which window, in whose part of it, from which byte on."""
+
+    window: int
+    owner: int
+    start: int
+
+
+@dataclass
+class _Window:
+    """One MPI window: the address and bytes of each rank's part; of the own one, all there is and what is free."""
+
+    window: MPI.Win
+    addresses: list[int]
+    sizes: list[int]
+    whole: tuple[int, int]
+    free: list[tuple[int, int]]
+
+    def take(self, nbytes: int) -> int | None:
+        """Return the start of `nbytes` of the own part that were free, None if there are none."""
+        for index, (start, stop) in enumerate(self.free):
+            if stop - start >= nbytes:
+                self.free[index : index + 1] = [(start + nbytes, stop)] if stop - start > nbytes else []
+                return start
+        return None
+
+    def give_back(self, start: int, stop: int) -> None:
+        insort(self.free, (start, stop))
+        joined = self.free[:1]
+        for one in self.free[1:]:
+            if one[0] == joined[-1][1]:
+                joined[-1] = (joined[-1][0], one[1])
+            else:
+                joined.append(one)
+        self.free = joined
+
+
+class SharedMemory:
+    """What the ranks of a communicator that are on one node share. Methods named as collective are called by all."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.rank = self.node.Get_rank()
+        mine = tuple(self.node.allgather(comm.Get_rank()))
+        self.nodes: Nodes = tuple(sorted(set(comm.allgather(mine))))
+        self.local = {rank: index for index, rank in enumerate(mine)}
+        self.common: list[Any] = []
+        self._windows: list[_Window | None] = []
+
+    def take(self, nbytes: int) -> tuple[Place, Any]:
+        """Return own shared memory, aligned to cache lines, as bytes. Collective; each rank may want another size.
+
+        The memory goes back when the returned object, and all arrays on it, are gone.
+
+        Raises:
+            SharedMemoryError: on all ranks, before anything is allocated.
+
+        """
+        rounded = -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
+        number, start = self._room(rounded)
+        lacks = np.array([start is None], np.uint8)
+        self.node.Allreduce(MPI.IN_PLACE, lacks, MPI.MAX)
+        if lacks[0]:
+            self._enlarge(rounded if start is None else 0)
+            if start is None:
+                number, start = self._room(rounded)
+        assert start is not None
+        return Place(number, self.rank, start), self._memory(number, start, rounded)
+
+    def _room(self, nbytes: int) -> tuple[int, int | None]:
+        for number, window in enumerate(self._windows):
+            if window is not None:
+                start = window.take(nbytes)
+                if start is not None:
+                    return number, start
+        return 0, None
+
+    def _enlarge(self, nbytes: int) -> None:
+        """Make a window with at least `nbytes` for the own rank, after giving back those of which nothing is used."""
+        self._shrink()
+        mine = max(LEAST_NBYTES, -(-(nbytes + ALIGN_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES)
+        sizes = self.node.allgather(mine)
+        free = self.node.bcast(free_nbytes())
+        if free is not None and sum(sizes) > free:
+            raise SharedMemoryError(
+                f"{sum(sizes) / 2**20:.0f} MiB of shared memory are needed on this node and {DIRECTORY} has "
+                f"{free / 2**20:.0f} MiB free; make it larger (mount -o remount,size=..., docker run --shm-size) "
+                "or use fewer elements"
+            )
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+        window = MPI.Win.Allocate_shared(mine, 1, info, self.node)
+        info.Free()
+        window.Lock_all(MPI.MODE_NOCHECK)
+        addresses = [_address(window.Shared_query(rank)[0]) for rank in range(self.node.Get_size())]
+        whole = (-addresses[self.rank] % ALIGN_NBYTES, mine)
+        self._windows.append(_Window(window, addresses, sizes, whole, [whole]))
+
+    def _shrink(self) -> None:
+        """Free the windows of which no rank uses anything."""
+        numbers = [number for number, one in enumerate(self._windows) if one is not None]
+        unused = np.array([self._unused(number) for number in numbers], np.uint8)
+        self.node.Allreduce(MPI.IN_PLACE, unused, MPI.MIN)
+        for number, nobody in zip(numbers, unused, strict=True):
+            window = self._windows[number]
+            if nobody and window is not None:
+                self._windows[number] = None
+                window.window.Unlock_all()
+                window.window.Free()
+
+    def _unused(self, number: int) -> bool:
+        window = self._windows[number]
+        return window is not None and window.free == [window.whole]
+
+    def _memory(self, number: int, start: int, nbytes: int) -> Any:
+        window = self._windows[number]
+        assert window is not None
+        memory = (ctypes.c_ubyte * nbytes).from_address(window.addresses[self.rank] + start)
+        weakref.finalize(memory, window.give_back, start, start + nbytes).atexit = False
+        return memory
+
+    def view(self, place: Place, nbytes: int) -> Any:
+        """Return `nbytes` of any rank's shared memory as an object with a buffer; it keeps nothing alive."""
+        window = self._windows[place.window]
+        assert window is not None
+        return (ctypes.c_ubyte * nbytes).from_address(window.addresses[place.owner] + place.start)
+
+    def find(self, array: np.ndarray[Any, Any]) -> Place | None:
+        """Return where `array` lies, None if that is not in this memory."""
+        address = array.ctypes.data
+        for number, window in enumerate(self._windows):
+            if window is not None:
+                for owner, (first, nbytes) in enumerate(zip(window.addresses, window.sizes, strict=True)):
+                    if first <= address and address + array.nbytes <= first + nbytes:
+                        return Place(number, owner, address - first)
+        return None
+
+    def syncing(self, numbers: Iterable[int]) -> Callable[[], Any]:
+        """Return a call that lets others see what was written to these windows, and shows what they wrote."""
+        windows = [self._windows[number] for number in numbers]
+        calls = [one.window.Sync for one in windows if one is not None]
+        if len(calls) == 1:
+            return calls[0]
+
+        def sync() -> None:
+            for call in calls:
+                call()
+
+        return sync
+
+    @property
+    def nwindows(self) -> int:
+        """How many MPI windows there are."""
+        return sum(one is not None for one in self._windows)
+
+    def free(self) -> None:
+        """Free all windows; arrays in them must not be used any more. Collective."""
+        for window in self._windows:
+            if window is not None:
+                window.window.Unlock_all()
+                window.window.Free()
+        self._windows = []
+        self.node.Free()
+
+
+def free_nbytes() -> int | None:
+    """Return how many bytes of shared memory are free on this node, None where that cannot be told."""
+    try:
+        found = os.statvfs(DIRECTORY)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _address(memory: Any) -> int:
+    return np.frombuffer(memory, np.uint8).ctypes.data if len(memory) else 0

@@ -1,0 +1,53 @@
+import pytest
+
+from bench.contenders import labels
+from bench.options import parse
+from bench.usage import UsageError
+from collectives import PRIMITIVES
+
+NAMES = {name: ["native", "native_persistent", *primitive.algorithms] for name, primitive in PRIMITIVES.items()}
+
+
+def chosen(line, primitive):
+    return labels(PRIMITIVES[primitive], parse(line.split(), 4, NAMES))
+
+
+def test_all_algorithms_compete_the_baseline_first():
+    assert chosen("", "broadcast")[:3] == [
+        "native",
+        "native_persistent",
+        next(iter(PRIMITIVES["broadcast"].algorithms)),
+    ]
+    assert set(PRIMITIVES["broadcast"].algorithms) <= set(chosen("", "broadcast"))
+
+
+def test_the_baseline_competes_unasked():
+    assert chosen("-a binomial", "broadcast") == ["native", "binomial"]
+
+
+def test_an_algorithm_of_another_primitive_leaves_the_baseline_alone():
+    assert chosen("-a binomial", "allreduce") == ["native"]
+
+
+def test_parameters_are_part_of_the_name_and_defaults_are_not():
+    assert chosen("-a chain:segments=2|16", "broadcast")[1:] == [
+        f"chain:segments={segments}" if segments != PRIMITIVES["broadcast"].algorithms["chain"].defaults["segments"]
+        else "chain"
+        for segments in (2, 16)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("-a ring:x", "invalid value 'ring:x' for --algorithm ('x' is not a parameter; write it as name=value"),
+        ("-a ring:depth=2", "has no parameter 'depth'"),
+        ("-a ring:waits=never", "is not one of round, data"),
+        ("-a ring:piece=0", "is not a whole number of at least 1"),
+        ("-a ring:piece=12Y", "is not a whole number of at least 1"),
+    ],
+)
+def test_a_parameter_that_does_not_fit_is_refused_with_the_reason(line, says):
+    with pytest.raises(UsageError) as error:
+        chosen(line, "allreduce")
+    assert says in str(error.value)

@@ -1,0 +1,116 @@
+"""Memory that the ranks of a node share: arrays in it, where they lie, and that it goes back."""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collectives import allgather, alloc, alloc_common, shared
+from collectives.attached import attached_to
+from collectives.shared import LEAST_NBYTES, SharedMemoryError
+
+pytestmark = pytest.mark.mpi
+
+
+def test_an_array_is_an_ordinary_one(fresh_comm):
+    array = alloc(fresh_comm, 1000, "float32")
+    assert type(array) is np.ndarray
+    assert (array.shape, array.dtype) == ((1000,), np.dtype("float32"))
+    assert array.flags.writeable
+    assert array.ctypes.data % 64 == 0
+    array[:] = fresh_comm.Get_rank()
+    fresh_comm.Barrier()
+    assert (array == fresh_comm.Get_rank()).all()
+
+
+def test_each_rank_may_want_another_size_and_none(fresh_comm):
+    arrays = [alloc(fresh_comm, count * fresh_comm.Get_rank(), "int32") for count in (0, 1, 17, 100_000)]
+    for number, array in enumerate(arrays):
+        array[:] = number
+    fresh_comm.Barrier()
+    for number, array in enumerate(arrays):
+        assert (array == number).all()
+
+
+def test_an_array_and_its_views_are_found_and_others_are_not(fresh_comm):
+    memory = attached_to(fresh_comm).shared
+    first, second = alloc(fresh_comm, 100, "float64"), alloc(fresh_comm, 100, "float64")
+    place = memory.find(first)
+    assert place is not None
+    assert place.owner == memory.rank
+    assert memory.find(first[10:20]) == place._replace(start=place.start + 80)
+    assert memory.find(second).start - place.start >= 800
+    assert memory.find(np.ones(100)) is None
+    seen = np.frombuffer(memory.view(place, 800), "float64")
+    first[:] = 5
+    assert (seen == 5).all()
+
+
+def test_a_common_array_is_the_same_memory_on_all_ranks(fresh_comm):
+    if len(attached_to(fresh_comm).shared.nodes) > 1:
+        pytest.skip("the ranks are on several nodes and share no memory")
+    array = alloc_common(fresh_comm, 10 * fresh_comm.Get_size(), "int64")
+    array[10 * fresh_comm.Get_rank() :][:10] = fresh_comm.Get_rank()
+    fresh_comm.Barrier()
+    np.testing.assert_array_equal(array, np.repeat(np.arange(fresh_comm.Get_size()), 10))
+
+
+def test_what_cannot_be_is_refused(fresh_comm):
+    with pytest.raises(ValueError, match="alloc: count -1 is negative"):
+        alloc(fresh_comm, -1, "float32")
+
+
+def mapped():
+    """How many pieces of shared memory this process has."""
+    maps = Path("/proc/self/maps")
+    return maps.read_text().count(shared.DIRECTORY) if maps.exists() else 0
+
+
+def test_too_little_shared_memory_is_an_error_before_anything_is_allocated(fresh_comm, monkeypatch):
+    monkeypatch.setattr(shared, "free_nbytes", lambda: LEAST_NBYTES // 2)
+    memory = attached_to(fresh_comm).shared
+    before = mapped()
+    with pytest.raises(SharedMemoryError, match=r"MiB of shared memory are needed on this node and /dev/shm has 0 MiB"):
+        alloc(fresh_comm, 100_000_000, "float64")
+    assert memory.nwindows == 0
+    fresh_comm.Barrier()
+    assert mapped() <= before
+    monkeypatch.undo()
+    assert len(alloc(fresh_comm, 1000, "float64")) == 1000
+
+
+def test_5000_allocations_leak_nothing(fresh_comm):
+    memory = attached_to(fresh_comm).shared
+    for turn in range(5000):
+        array = alloc(fresh_comm, 1 + 37 * (turn % 100), "float64")
+        array[-1] = turn
+    assert memory.nwindows == 1
+    del array
+    gc.collect()
+    big = alloc(fresh_comm, LEAST_NBYTES, "float64")
+    big[:] = 1
+    assert memory.nwindows == 1  # the small one, of which nothing was used any more, is gone
+
+
+def test_5000_arrays_at_once_need_few_windows(fresh_comm):
+    kept = [alloc(fresh_comm, 100, "float64") for _ in range(5000)]
+    for number, array in enumerate(kept):
+        array[:] = number
+    assert all((array == number).all() for number, array in enumerate(kept))
+    assert attached_to(fresh_comm).shared.nwindows <= 8
+
+
+def test_memory_goes_with_its_communicator(fresh_comm):
+    before = mapped()
+    for turn in range(200):
+        short = fresh_comm.Dup()
+        send, recv = alloc(short, 100, "int32"), alloc(short, 100 * fresh_comm.Get_size(), "int32")
+        send[:] = turn
+        with allgather.plan(short, send, recv, algorithm="ring") as plan:
+            plan()
+        assert (recv == turn).all()
+        del send, recv, plan
+        short.Free()
+    fresh_comm.Barrier()
+    assert mapped() <= before + 2
