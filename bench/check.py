@@ -11,28 +11,31 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from collectives.operations import OPERATIONS
+from collectives.operations import HALF, OPERATIONS, dtype_of, kind_of
 from collectives.reference import expected
 from collectives.registry import Problem
 
 PERIOD = 1009  # a prime, so that no cut of a power of two elements looks like another
 GUARD_NBYTES = 64
 GUARD = 0xA5
+FRACTION_BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 POISON = 0x5C  # what a receive buffer holds before a checked call
 
 
 def fill(count: int, rank: int, dtype: str, op: str) -> np.ndarray[Any, Any]:
     """Return `count` elements of `rank`'s input for `op`.
 
-    Sums: integers from -6 to 6 (0 to 12 where unsigned). Products: ones and here and there a two.
+    Sums: integers from -6 to 6 (0 to 12 where unsigned; -1 to 1 in half precision, whose whole numbers are exact only
+    up to 256). Products: ones and here and there a two.
     """
     position = np.arange(min(count, PERIOD))
     mixed = position * 31 + rank * 17
     if op == "prod":
         period = np.where(mixed % 11 == 0, 2, 1)
     else:
-        period = mixed % 13 - (0 if np.dtype(dtype).kind in "ub" else 6)
-    return np.resize(period.astype(dtype), count)
+        nvalues = 3 if dtype in HALF else 13
+        period = mixed % nvalues - (0 if kind_of(dtype_of(dtype)) in "ub" else nvalues // 2)
+    return np.resize(period.astype(dtype_of(dtype)), count)
 
 
 Empty: TypeAlias = Callable[[int], np.ndarray[Any, Any]]
@@ -47,12 +50,12 @@ class Guarded:
     """An array between guard bytes, aligned to a cache line, in memory that `empty` gives."""
 
     def __init__(self, count: int, dtype: str, empty: Empty = ordinary) -> None:
-        nbytes = count * np.dtype(dtype).itemsize
+        nbytes = count * dtype_of(dtype).itemsize
         block = empty(nbytes + 3 * GUARD_NBYTES)
         start = GUARD_NBYTES + -(block.ctypes.data + GUARD_NBYTES) % GUARD_NBYTES
         self._before, self._after = block[start - GUARD_NBYTES : start], block[start + nbytes :][:GUARD_NBYTES]
         self._before[:], self._after[:] = GUARD, GUARD
-        self.array = block[start : start + nbytes].view(dtype)
+        self.array = block[start : start + nbytes].view(dtype_of(dtype))
 
     def poison(self) -> None:
         """Fill the array with bytes that no result has."""
@@ -99,8 +102,12 @@ class Checked:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """The buffers as a primitive's call takes them (in-place calls are not among them, except broadcast)."""
+        """The buffers as a primitive's call takes them; `IN_PLACE` where MPI has it."""
         send, recv = (None if one is None else one.array for one in (self.send, self.recv))
+        if self.problem.in_place and self._aliasing is not None and not self.problem.primitive.one_buffer:
+            from mpi4py import MPI
+
+            return (recv, MPI.IN_PLACE) if self.problem.primitive.name.startswith("scatter") else (MPI.IN_PLACE, recv)
         if not self.problem.primitive.inputs(self.problem, self.problem.root, 1):
             return ()
         return (recv,) if self.problem.primitive.one_buffer else (send, recv)
@@ -130,11 +137,14 @@ class Checked:
             return
         array = buffer.array
         array.view(np.uint8)[:] = np.frombuffer(np.random.default_rng(seed).bytes(array.nbytes), np.uint8)
-        if array.dtype.kind == "f":
+        if array.dtype.kind == "c":
+            array = array.view(array.real.dtype)
+        if array.dtype.kind == "b":
+            array.view(np.uint8)[:] &= 1
+        elif kind_of(array.dtype) == "f":
             bits = array.view(f"u{array.itemsize}")
-            one, fraction = np.ones(1, array.dtype).view(bits.dtype)[0], np.finfo(array.dtype).nmant
-            bits &= bits.dtype.type((1 << fraction) - 1)
-            bits |= one
+            bits &= bits.dtype.type((1 << FRACTION_BITS[array.dtype.name]) - 1)
+            bits |= np.ones(1, array.dtype).view(bits.dtype)[0]
 
     def wrong(self) -> int:
         """Return how many elements differ from what must be there: results, changed inputs, broken guards."""

@@ -42,8 +42,9 @@ def labels(primitive: Primitive, options: Options) -> list[str]:
         UsageError: a parameter that an algorithm does not have, or a value that does not fit.
 
     """
+    how = {"accumulate": options.accumulate} if options.accumulate and primitive.combines else {}
     if not options.algorithms:
-        return [*NATIVE_FORMS, *primitive.algorithms]
+        return [*NATIVE_FORMS, *(one.with_parameters(how).label for one in primitive.algorithms.values())]
     chosen = [NATIVE]
     for specification in options.algorithms:
         name = specification.partition(":")[0]
@@ -51,7 +52,7 @@ def labels(primitive: Primitive, options: Options) -> list[str]:
             chosen.append(specification)
         elif name in primitive.algorithms:
             try:
-                chosen.append(primitive.find(specification).label)
+                chosen.append(primitive.find(specification).with_parameters(how).label)
             except ValueError as error:
                 raise UsageError("--algorithm", specification, str(error)) from error
     return list(dict.fromkeys(chosen))

@@ -22,6 +22,7 @@ from bench.samples import Samples
 from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
 from collectives import Arena, barrier
+from collectives.operations import dtype_of
 from collectives.registry import Problem
 
 MEMORY_SHARE = 0.8
@@ -192,7 +193,7 @@ class Measuring:
 
     def _costs(self, contenders: Sequence[Contender], sets: Sequence[Checked]) -> dict[str, dict[str, Any]]:
         """Return what each contender costs the rank that pays most: time to plan, messages, bytes sent, memory."""
-        itemsize = np.dtype(sets[0].dtype).itemsize
+        itemsize = dtype_of(sets[0].dtype).itemsize
         buffers = sum(one.footprint_nbytes for one in sets)
         table = np.zeros((len(contenders), 6))
         for figures, one in zip(table, contenders, strict=True):

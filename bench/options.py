@@ -16,9 +16,15 @@ from typing import Literal, NoReturn
 from bench import __version__
 from bench.sizes import geometric, parse_size
 from bench.usage import UsageError
+from collectives.operations import DTYPES, OPERATIONS
 
-DTYPES = ("float32", "float64", "int32", "int64", "uint8")
-OPS = ("sum", "prod", "max", "min")
+ACCUMULATE = ("float32",)
+IN_PLACE = {"no": (False,), "yes": (True,), "both": (False, True)}
+DEFAULT = (
+    *("broadcast", "scatter", "gather", "reduce", "allgather", "allreduce", "reduce_scatter", "alltoall"),
+    *("sendrecv", "barrier"),
+)
+"""What is swept unless primitives are named; `all` names every one."""
 DEVICES = ("auto", "cpu", "cuda")
 CADENCES = ("isolated", "streaming")
 SYNCS = ("barrier", "deadline")
@@ -46,6 +52,8 @@ class Options:
     dtypes: tuple[str, ...]
     ops: tuple[str, ...]
     root: int
+    accumulate: str | None  # dtype of partial results by hand; None: that of the data
+    in_place: tuple[bool, ...]  # whether out of place, in place, or both
     iters: int  # samples of each contender at a point
     warmup: int  # calls of each contender before its first sample
     max_seconds: float  # of sampling at a point; 0: no limit
@@ -90,8 +98,12 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         factor=_number(words.factor, "--factor", "must be a number above 1, such as 2 or 8"),
         algorithms=_algorithms(words.algorithm, contenders),
         dtypes=_known(_listed(words.dtype), "--dtype", "dtype", DTYPES),
-        ops=_known(_listed(words.op), "--op", "op", OPS),
+        ops=_known(_listed(words.op), "--op", "op", OPERATIONS),
         root=_integer(words.root, "--root", 0, nranks - 1, f"the ranks of this run are 0 to {nranks - 1}"),
+        accumulate=None
+        if words.accumulate is None
+        else _known([words.accumulate], "--accumulate", "dtype", ACCUMULATE)[0],
+        in_place=IN_PLACE[_known([words.in_place], "--in-place", "choice", IN_PLACE)[0]],
         iters=_integer(words.iters, "--iters", 1, None, "must be a whole number, 1 or more"),
         warmup=_integer(words.warmup, "--warmup", 0, None, "must be a whole number, 0 or more"),
         max_seconds=_number(words.max_seconds, "--max-seconds", "must be a number of seconds; 0 is no limit", least=0),
@@ -198,8 +210,15 @@ def _nearest(value: str, known: Collection[str]) -> str:
 
 
 def _primitives(words: Collection[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the primitives that `words` name, a family's name standing for its members; all without words."""
+    """Return the primitives that `words` name, a family's name standing for its members; `DEFAULT` without words."""
+    if "all" in words:
+        return known
     families = {name.partition("_")[0] for name in known} - set(known)
+    if not words:
+        return (
+            tuple(name for name in known if name in DEFAULT or name.partition("_")[0] in families & set(DEFAULT))
+            or known
+        )
     _known(words, "PRIMITIVE", "primitive", [*known, *(one for one in families if f"{one}_" in " ".join(known))])
     members = [name for word in words for name in known if name == word or (word in families and name.startswith(word))]
     return tuple(dict.fromkeys(members)) or known
@@ -265,13 +284,19 @@ def _parser() -> _Parser:
         )
 
     what.add_argument(
-        "primitives", nargs="*", metavar="PRIMITIVE", help="such as allreduce or broadcast (default: all)"
+        "primitives", nargs="*", metavar="PRIMITIVE", help=f"such as allreduce, or all (default: {', '.join(DEFAULT)})"
     )
     names = "contenders, with parameters as in chain:segments=16; native, the baseline, is measured in any case"
     valued(what, "-a --algorithm", "NAME,...", "", names)
     valued(what, "-d --dtype", "TYPE,...", "float32", ", ".join(DTYPES))
-    valued(what, "--op", "OP,...", "sum", f"how values are combined: {', '.join(OPS)}")
+    valued(what, "--op", "OP,...", "sum", f"how values are combined: {', '.join(OPERATIONS)}")
     valued(what, "-r --root", "RANK", "0", "of rooted primitives")
+    what.add_argument(
+        "--accumulate",
+        metavar="TYPE",
+        help="float32: partial results of half precision are kept and sent so by hand (default: as they are)",
+    )
+    valued(what, "--in-place", "CHOICE", "no", "whether input and output share a buffer: no, yes or both")
     valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")
     valued(sizes, "-b --min-bytes", "SIZE", "8", "the first size")
     valued(sizes, "-e --max-bytes", "SIZE", "16M", "no size is above it; measured where the factor leads to it")

@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from bench.options import Options
 from collectives import PRIMITIVES
+from collectives.operations import dtype_of
 from collectives.registry import Primitive, Problem
 
 
@@ -22,32 +21,35 @@ class Point:
     dtype: str
     op: str
     root: int
+    in_place: bool = False
 
     @property
     def nbytes(self) -> int:
         """The bytes of the whole vector, as moved."""
-        return self.count * np.dtype(self.dtype).itemsize
+        return self.count * dtype_of(self.dtype).itemsize
 
     @property
-    def key(self) -> tuple[str, str, str, int | None, int]:
-        """Primitive, dtype, op, root and count as in rows: blank what is of no matter to the primitive."""
+    def key(self) -> tuple[str, str, str, int | None, bool, int]:
+        """Primitive, dtype, op, root, in place and count as in rows: blank what is of no matter to the primitive."""
         primitive = self.primitive
         return (
             primitive.name,
             "" if primitive.synchronises else self.dtype,
             self.op if primitive.combines else "",
             self.root if primitive.rooted else None,
+            self.in_place,
             self.count,
         )
 
     def problem(self, nranks: int) -> Problem:
         """Return the point as a problem of `nranks` ranks."""
-        return self.primitive.problem(nranks, self.count, root=self.root)
+        return self.primitive.problem(nranks, self.count, root=self.root, in_place=self.in_place)
 
     def __str__(self) -> str:
         words = [self.primitive.name, f"{self.nbytes} bytes", self.dtype]
         words += [self.op] if self.primitive.combines else []
         words += [f"root {self.root}"] if self.primitive.rooted else []
+        words += ["in place"] if self.in_place else []
         return ", ".join(words)
 
 
@@ -60,12 +62,19 @@ def points(options: Options) -> Iterator[Point]:
         primitive = PRIMITIVES[name]
         for dtype in options.dtypes:
             for op in options.ops if primitive.combines else options.ops[:1]:
-                itemsize = np.dtype(dtype).itemsize
+                itemsize = dtype_of(dtype).itemsize
                 counts = dict.fromkeys(nbytes // itemsize for nbytes in options.sizes)
                 if primitive.synchronises:
                     counts = {0: None}
-                for count in counts:
-                    yield Point(primitive, count, dtype, op, options.root)
+                for in_place in options.in_place if has_in_place(primitive) else (False,):
+                    for count in counts:
+                        yield Point(primitive, count, dtype, op, options.root, in_place)
+
+
+def has_in_place(primitive: Primitive) -> bool:
+    """Whether MPI has an in-place form on some rank; a broadcast has one buffer and needs none."""
+    problem = primitive.problem(2, 2)
+    return not primitive.one_buffer and any(primitive.aliasing(problem, rank) for rank in range(2))
 
 
 def fingerprint(point: Point, contenders: Sequence[str]) -> int:

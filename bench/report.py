@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.cautions import FEW, WIDE, sentences
 from bench.plots import draw
 from bench.rows import ROWS_FILE, RUN_FILE, RowsError, read_rows, read_run
 from bench.sizes import format_size
@@ -29,9 +30,6 @@ MEASURES = {
     "Bus bandwidth in GB/s (1e9 bytes a second)": "busbw_GBps",
     "Native time over this time": "native_ratio",
 }
-
-WIDE = 2.0  # p95 over p5 from which a row's time is called unsteady
-FEW = 6  # samples below which a 95% interval is no narrower than their whole range
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +93,7 @@ def markdown(
     """
     table = measured(rows)
     parts = [f"# {name}"]
-    cautions = [*warnings(rows), *notices]
+    cautions = [*warnings(rows, facts), *notices]
     if cautions:
         parts += ["## Warnings", "\n".join(f"- {_escaped(caution)}" for caution in cautions)]
     best = best_handwritten(table)
@@ -115,9 +113,18 @@ def markdown(
     return "\n\n".join(parts) + "\n"
 
 
-def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each reason not to take the rows at face value, with what would help."""
+def warnings(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any] | None = None) -> list[str]:
+    """Return a sentence for each reason not to take the rows at face value, with what would help.
+
+    facts: of `run.json`, so that nothing is advised that was done already.
+    """
     ok = [row for row in rows if row["status"] == "ok"]
+    settings = {
+        **(facts or {}).get("made_with", {}).get("options", {}),
+        "oversubscribed": (facts or {}).get("oversubscribed"),
+    }
+    said = sentences([(row.get("cautions") or "").split() for row in rows], settings)
+    ok = [row for row in ok if "cautions" not in row]  # rows of the first schema bear none, so look for them here
     found = {
         "more ranks than CPUs, so times hold waiting for a turn to run; use as many ranks as there are CPUs": [
             row for row in ok if row["oversubscribed"]
@@ -126,11 +133,13 @@ def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             row for row in ok if (row["time_us_p95"] or 0) > WIDE * (row["time_us_p5"] or math.inf)
         ],
         f"fewer than {FEW} samples; raise --iters or --max-seconds": [row for row in ok if row["iters"] < FEW],
-        "results not checked; run with --check 1": [row for row in ok if row["wrong"] is None],
+        "results not checked; run with --check 1": [
+            row for row in rows if row["status"] == "ok" and row["wrong"] is None
+        ],
         "wrong results, which count nowhere; see Left out": [row for row in rows if row["status"] == "wrong"],
         "failed; see Left out": [row for row in rows if row["status"] == "failed"],
     }
-    return [f"{len(which)} of {len(rows)} rows: {sentence}." for sentence, which in found.items() if which]
+    return said + [f"{len(which)} of {len(rows)} rows: {sentence}." for sentence, which in found.items() if which]
 
 
 def _summary(best: pd.DataFrame) -> str:

@@ -56,7 +56,7 @@ def earlier(folder: Path, wanted: Mapping[str, Any]) -> Earlier:
         raise UsageError("--resume", folder, f"was made with {'; '.join(differences)}: give the same, or start anew")
     done: dict[tuple[Any, ...], set[str]] = {}
     for row in rows:
-        key = tuple(row[column] for column in ("primitive", "dtype", "op", "root", "count"))
+        key = tuple(row[column] for column in ("primitive", "dtype", "op", "root", "in_place", "count"))
         done.setdefault(key, set()).add(row["algorithm"])
     return Earlier(done, Counter(row["status"] for row in rows), facts)
 

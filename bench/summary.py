@@ -83,7 +83,7 @@ def _row(
     point: Point, contender: Contender, settings: Mapping[str, Any], figures: Mapping[str, Any], in_time: bool
 ) -> Row:
     primitive, nranks = point.primitive, settings["nranks"]
-    name, dtype, op, root, count = point.key
+    name, dtype, op, root, in_place, count = point.key
     status: Status = "skipped" if contender.reason else "ok"
     reason = contender.reason
     if contender.wrong:
@@ -97,6 +97,7 @@ def _row(
         dtype=dtype,
         op=op,
         root=root,
+        in_place=in_place,
         count=count,
         nbytes=point.nbytes,
         block_nbytes=-(-point.count // nranks) * (point.nbytes // max(1, point.count)) if blocks else point.nbytes,

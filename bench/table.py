@@ -13,7 +13,10 @@ from bench.points import Point
 from bench.samples import Samples
 
 SAMPLES_FILE = "samples.csv.gz"
-COLUMNS = ("primitive", "algorithm", "dtype", "op", "root", "count", "turn", "rank", "time_us", "begin_us")
+COLUMNS = (
+    *("primitive", "algorithm", "dtype", "op", "root", "in_place", "count"),
+    *("turn", "rank", "time_us", "begin_us"),
+)
 """`turn` is that in which contenders were compared; `begin_us` is after the first rank to begin."""
 
 
@@ -30,7 +33,7 @@ class SamplesTable:
     def write(self, point: Point, samples: Mapping[str, Samples]) -> None:
         """Append the samples of the contenders at `point`."""
         text = io.StringIO()
-        primitive, *rest = ("" if value is None else str(value) for value in point.key)
+        primitive, *rest = map(_cell, point.key)
         for name, one in samples.items():
             key = ",".join([primitive, name, *rest])
             first = one.begins.min(axis=0, initial=float("inf"))
@@ -47,6 +50,10 @@ class SamplesTable:
         member = gzip.compress(text.encode(), mtime=0)
         if os.write(self._file, member) != len(member):
             raise OSError("the table of samples took only a part of a point; is the disk full?")
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def whole_members(content: bytes) -> int:

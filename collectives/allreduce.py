@@ -168,7 +168,7 @@ def bine(rank: int, nranks: int) -> Rounds:
 
 
 def _there_and_back(rank: int, nranks: int, chunks: Sequence[int]) -> Rounds:
-    """Combine halves, the nearest partner first, until rank r has ``chunks[r]``, then gather them in the opposite order."""
+    """Combine halves, the nearest partner first, until rank r has ``chunks[r]``, then gather them in turn."""
     far_first = partial(butterfly, rank, nranks, chunks=chunks)
     yield from backwards(far_first(reversed(steps(nranks))), combining=True)
     yield from far_first(reversed(steps(nranks)))

@@ -41,7 +41,7 @@ class Attached:
     nshared: int = 0
     first_tags: dict[Any, int] = field(default_factory=dict)
     calls: OrderedDict[Any, CallablePlan] = field(default_factory=OrderedDict)
-    kept_alive: list[Any] = field(default_factory=list)
+    unfinished: list[tuple[list[MPI.Request], Any]] = field(default_factory=list)  # sends, and the buffers they need
     forcing: Freed | None = None  # see collectives.forcing
     window: SharedMemory | None = None
 
@@ -102,6 +102,11 @@ def _keyval() -> int:
                 attached.window.free()
             if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):  # those go with MPI, when nothing can be received any more
                 drain(attached.comm)
+                for requests, _ in attached.unfinished:
+                    MPI.Request.Waitall(requests)
+            for requests, _ in attached.unfinished:
+                for request in requests:
+                    request.Free()
             attached.comm.Free()
 
     return MPI.Comm.Create_keyval(delete_fn=on_free)

@@ -14,7 +14,7 @@ from textwrap import wrap
 
 from collectives.registry import Chunks
 from collectives.replay import Delivery, Replay
-from collectives.rounds import Chunk, Combine, Copy
+from collectives.rounds import Chunk, Combine, Fence
 
 MOVED, COMBINED = "#0072B2", "#D55E00"
 TINT = "#C5DFF0"
@@ -27,6 +27,7 @@ STYLE = (
     f".cell,.full{{fill:white;stroke:{PALE}}} .full,.share{{fill:{TINT}}} "
     f".line{{fill:none;stroke-width:1.4}} .crowd{{stroke-width:.8;stroke-opacity:.6}} .head{{fill:{MOVED}}} "
     f".moved{{stroke:{MOVED}}} .combined{{stroke:{COMBINED}}} .plus{{fill:white;stroke-width:1.2}} "
+    f".fence{{stroke:{GREY};stroke-dasharray:5 3}} "
     ".changed{stroke-width:1.8} .ground{fill:white;fill-opacity:.88}"
 )
 TEXT = 10.5
@@ -41,6 +42,7 @@ LINE = 16
 FLIGHT = 44
 """How far down a message flies before it falls straight to its end, past its label."""
 FALL = 30
+FENCE = 12
 LABEL_STEP = 13
 MOST_LEVELS = 3
 """On how many heights the labels of one rank's arriving messages may stand."""
@@ -158,10 +160,13 @@ class _Drawing:
         """Yield the samples that say what is what, with their places."""
         arrow = _line("M0,-4 H26", "moved") + _head(30, -4, -90)
         samples = [("a message", arrow, 36)]
-        if self.combines:
+        if any(one.combined for deliveries in self.told.deliveries for one in deliveries):
             plus = _line("M0,-4 H22", "combined") + _plus(26, -4, 4.5)
             samples.append(("a message that is combined with the own value", plus, 36))
+        if self.combines:
             samples.append(("filled by the share of contributions", _cell(0, -12, 26, 15, 0.5), 32))
+        if any(isinstance(one, Combine) for local in self.told.local for _, one in local):
+            samples.append(("combined on the rank", _cell(0, -12, 26, 15, 1, "changed combined"), 32))
         samples.append(("changed by the round", _cell(0, -12, 26, 15, 1, "changed moved"), 32))
         if self.told.problem.primitive.synchronises:
             samples.append(("a letter: that rank is known to have entered", "", 0))
@@ -182,13 +187,15 @@ class _Drawing:
         local = self.told.local[position]
         crowd = len(deliveries) / self.nranks
         turn = y + FLIGHT + min(6 * crowd, FLIGHT)
-        below = turn + (FALL + LABEL_STEP * max(levels) if max(levels, default=-1) >= 0 else FALL / 2)
+        end = turn + (FALL + LABEL_STEP * max(levels) if max(levels, default=-1) >= 0 else FALL / 2)
+        fences = {operation.group for _, operation in local if isinstance(operation, Fence)}
+        below = end + (FENCE if fences else 0)
         self._text(LEFT - 16, y + (below - y) / 2 + 4, f"round {self.told.numbers[position]}", "right grey")
         for index, one in enumerate(deliveries):
             x0, x1, middle = leaving[index], arriving[index], (y + turn) / 2
             way = (
                 f"M{_n(x0)},{_n(y + 1)} C{_n(x0)},{_n(middle + 6)} {_n(x1)},{_n(middle - 6)} {_n(x1)},{_n(turn)} "
-                f"V{_n(below - 7)}"
+                f"V{_n(end - 7)}"
             )
             told = f"rank {one.source} to rank {one.target}: {', '.join(self.told.sent(position, one)) or 'signal'}"
             self.parts.append(_line(way, f"{_kind(one)} crowd" if crowd > 3 else _kind(one), told))
@@ -196,25 +203,22 @@ class _Drawing:
         for index, one in enumerate(deliveries):
             x1 = arriving[index]
             if one.combined:
-                self.parts.append(_plus(x1, below - 6, min(4.5, spacing[index] / 2)))
+                self.parts.append(_plus(x1, end - 6, min(4.5, spacing[index] / 2)))
             else:
-                self.parts.append(_head(x1, below - 1.5, scale=min(1.0, spacing[index] / 8)))
+                self.parts.append(_head(x1, end - 1.5, scale=min(1.0, spacing[index] / 8)))
             if levels[index] >= 0 and labels[index]:
-                self._chip(x1, below - 16 - LABEL_STEP * levels[index], labels[index])
-        for rank, operation in local:
-            if isinstance(operation, Copy):
-                words = f"{_name(operation.src)} to {_name(operation.dst)}"
-            elif isinstance(operation, Combine):
-                words = f"{_name(operation.into)} = {_name(operation.left)} · {_name(operation.right)}"
-            else:
-                words = "fence"
-            self._text(self._left(rank) + self.grid / 2, y + LABEL_STEP, words, "grey")
+                self._chip(x1, end - 16 - LABEL_STEP * levels[index], labels[index])
+        for group in fences:
+            first, last = self._left(min(group)) - 5, self._left(max(group)) + self.grid + 5
+            self.parts.append(f'<path d="M{_n(first)},{_n(end + 6)} H{_n(last)}" class="line fence"/>')
+            self._text(LEFT - 16, end + 10, "fence", "right grey")
         changed = {
             (rank, chunk): "moved"
             for rank, (before, after) in enumerate(zip(*self.told.states[position : position + 2], strict=True))
             for chunk in after
             if before.get(chunk) != after[chunk]
         }
+        changed.update(((rank, one.into), "combined") for rank, one in local if isinstance(one, Combine))
         changed.update(((one.target, chunk), _kind(one)) for one in deliveries for chunk in one.chunks)
         self._state(position + 1, below, changed)
         return below
@@ -298,10 +302,6 @@ class _Drawing:
 
 def _kind(delivery: Delivery) -> str:
     return "combined" if delivery.combined else "moved"
-
-
-def _name(chunk: Chunk) -> str:
-    return " ".join(map(str, chunk)) if isinstance(chunk, tuple) else str(chunk)
 
 
 def _n(number: float) -> str:

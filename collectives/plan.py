@@ -208,8 +208,9 @@ class HandPlan(Plan):
     def free(self) -> None:
         if not self._freed:
             self._freed = True
-            if not self._transport.free():
-                self._attached.kept_alive.append(self._arrays)
+            under_way = self._transport.free()
+            if under_way:
+                self._attached.unfinished.append((under_way, self._arrays))
             self._steps, self._calls, self._tests, self._position = [], [], {}, 0
             self._other_steps, self._other_calls = [], []
             if self._window is not None:

@@ -230,7 +230,8 @@ class _Prover:
                 self._check_ends(send, receive)
                 sender, receiver = self.ranks[send.rank], self.ranks[receive.rank]
                 receiver.arrived[receive.index] = send.values
-                receiver.newly_heard |= send.heard
+                if send.heard:
+                    receiver.newly_heard |= send.heard
                 for end in (sender, receiver):
                     end.missing -= 1
                     if end.missing == 0:
@@ -248,17 +249,19 @@ class _Prover:
                         own = self._value(one, chunk, operation)
                         pair = (incoming, own) if operation.side == LEFT else (own, incoming)
                         one.values[chunk] = self._combined(one, operation, chunk, *pair)
-            for operation in one.operations:
+            others = [operation for operation in one.operations if not isinstance(operation, Message)]
+            for operation in others:
                 if isinstance(operation, Access):
                     self._access(one, operation)
-            for operation in one.operations:
+            for operation in others:
                 if isinstance(operation, Copy):
                     one.values[operation.dst] = self._value(one, operation.src, operation)
                 elif isinstance(operation, Combine):
                     left, right = (self._value(one, chunk, operation) for chunk in (operation.left, operation.right))
                     one.values[operation.into] = self._combined(one, operation, operation.into, left, right)
-        one.heard |= one.newly_heard
-        one.newly_heard = set()
+        if one.newly_heard:
+            one.heard |= one.newly_heard
+            one.newly_heard = set()
         one.arrived.clear()
 
     def _access(self, one: _Rank, operation: Access) -> None:
@@ -307,19 +310,18 @@ class _Prover:
     def _check_races(self, one: _Rank) -> None:
         """A plain receive of a chunk that is also sent, received or reduced in the same round is a race."""
         messages = [operation for operation in one.operations if isinstance(operation, Message)]
-        for message in messages:
-            if len(message.chunks) > 1 and len(set(message.chunks)) < len(message.chunks):
-                raise self._refuted(one.rank, one.number, f"{message} names a chunk twice")
-        if len(messages) == 1 or not any(isinstance(message, Recv) for message in messages):
+        touched = [chunk for message in messages for chunk in message.chunks]
+        if len(set(touched)) == len(touched):
             return
-        touched = Counter(chunk for message in messages for chunk in message.chunks)
+        times = Counter(touched)
         for message in messages:
+            if len(set(message.chunks)) < len(message.chunks):
+                raise self._refuted(one.rank, one.number, f"{message} names a chunk twice")
             if isinstance(message, Recv):
                 for chunk in message.chunks:
-                    if touched[chunk] > 1:
-                        raise self._refuted(
-                            one.rank, one.number, f"race: {message} while chunk {chunk!r} is also sent or received"
-                        )
+                    if times[chunk] > 1:
+                        fault = f"race: {message} while chunk {chunk!r} is also sent or received"
+                        raise self._refuted(one.rank, one.number, fault)
 
     def _check_ends(self, send: _Posted, receive: _Posted) -> None:
         if send.number == receive.number and send.operation.chunks == receive.operation.chunks:

@@ -13,7 +13,7 @@ import weakref
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -74,7 +74,7 @@ class SharedMemory:
     """What the ranks of a communicator that are on one node share. Methods named as collective are called by all."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.node = cast(MPI.Intracomm, comm.Split_type(MPI.COMM_TYPE_SHARED))
         self.rank = self.node.Get_rank()
         mine = tuple(self.node.allgather(comm.Get_rank()))
         self.nodes: Nodes = tuple(sorted(set(comm.allgather(mine))))

@@ -30,7 +30,7 @@ class MessageTransport:
         self,
         comm: MPI.Intracomm,
         transfers: Sequence[Transfer],
-        arrays: Mapping[str, Any],
+        arrays: Mapping[Any, Any],
         first_tag: int,
         synchronous: bool = False,
     ) -> None:
@@ -71,22 +71,22 @@ class MessageTransport:
         requests = [self._requests[one] for one in transfers]
         return partial(MPI.Request.Testall, requests)
 
-    def free(self) -> bool:
-        """Give the requests back; return False if some were still under way, so that buffers must stay alive.
+    def free(self) -> list[MPI.Request]:
+        """Give the requests back, but for sends still under way, which are returned.
 
-        A receive under way is cancelled. A send under way cannot be; MPI releases it when it completes.
+        A receive under way is cancelled. A send cannot be: its request and its buffer must be kept until it is complete.
         """
-        idle = True
+        under_way: list[MPI.Request] = []
         for request, outgoing in zip(self._requests, self._outgoing, strict=True):
             if not request.Get_status():
                 if outgoing:
-                    idle = False
-                else:
-                    request.Cancel()
-                    request.Wait()
+                    under_way.append(request)
+                    continue
+                request.Cancel()
+                request.Wait()
             request.Free()
         self._requests = []
         for datatype in self._datatypes:
             datatype.Free()
         self._datatypes = []
-        return idle
+        return under_way

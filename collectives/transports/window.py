@@ -143,8 +143,8 @@ class WindowTransport:
 
     def region(self, region: Region, unit: np.dtype[Any], parity: int) -> np.ndarray[Any, Any]:
         """Return a region of a peer's buffer, or of its set of shared scratch for even or odd calls."""
+        assert isinstance(region.buffer, tuple)
         rank, name = region.buffer
-        assert isinstance(rank, int)
         count = region.stop - region.start
         if name == SHARED:
             return self.slots(rank, region.stop, unit, parity)[region.start :]

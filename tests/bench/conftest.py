@@ -12,13 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
 
 from bench.rows import Row, algbw_GBps, busbw_GBps
-
-# A busy machine makes any one example slow; only results are tested here.
-settings.register_profile("bench", deadline=None)
-settings.load_profile("bench")
 
 SIZES = (8, 64, 512, 4096, 32768, 262144, 2097152, 16777216)
 

@@ -23,7 +23,7 @@ def names(rows):
     return [(row["primitive"], row["count"], row["algorithm"]) for row in rows]
 
 
-def wait_for(condition, what, seconds=20):
+def wait_for(condition, what, seconds=30):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"

@@ -39,6 +39,8 @@ def test_defaults():
         dtypes=("float32",),
         ops=("sum",),
         root=0,
+        accumulate=None,
+        in_place=(False,),
         iters=50,
         warmup=3,
         max_seconds=1.0,
@@ -62,6 +64,7 @@ def test_every_option_has_its_place():
     line = (
         "allreduce -b 1K broadcast -e 1.5M -f 2.5 -a ring,binomial -d float64,uint8 --op max,min -r 3 -n 7 -w 0 "
         "--max-seconds 0.5 -c 0 --memory-limit 1G -o out --device cpu --no-plots -q --list "
+        "--accumulate float32 --in-place both "
         "--precision 0.1 --cadence streaming --sync deadline --rotate 4 --hang-seconds 9.5 --samples"
     )
     assert parsed(line) == Options(
@@ -74,6 +77,8 @@ def test_every_option_has_its_place():
         dtypes=("float64", "uint8"),
         ops=("max", "min"),
         root=3,
+        accumulate="float32",
+        in_place=(False, True),
         iters=7,
         warmup=0,
         max_seconds=0.5,
@@ -148,7 +153,14 @@ def test_a_family_stands_for_its_members():
 
 
 def test_the_beginning_of_a_name_is_no_family():
-    assert "unknown primitive 'all' for PRIMITIVE" in refusal("all")
+    assert "unknown primitive 'allre' for PRIMITIVE" in refusal("allre")
+
+
+def test_variants_are_swept_only_when_named():
+    algorithms = {"allgather": ("native",), "allgatherv": ("native",), "barrier": ("native",)}
+    assert parse([], 4, algorithms).primitives == ("allgather", "barrier")
+    assert parse(["allgatherv"], 4, algorithms).primitives == ("allgatherv",)
+    assert parse(["all"], 4, algorithms).primitives == ("allgather", "allgatherv", "barrier")
 
 
 def test_what_is_named_twice_is_measured_once():
@@ -170,8 +182,10 @@ def test_an_algorithm_of_one_chosen_primitive_is_enough():
         ("-a rnig", "unknown algorithm 'rnig' for --algorithm (did you mean ring? known: native, binomial, chain,"),
         ("-a bruck allreduce", "'bruck' for --algorithm (known: native, native_persistent, ring, spread)"),
         ("-a ring,", "unknown algorithm '' for --algorithm"),
-        ("-d float16", "unknown dtype 'float16' for --dtype (did you mean float64? known: float32, float64, int32"),
-        ("--op avg", "unknown op 'avg' for --op (known: sum, prod, max, min)"),
+        ("-d float8", "unknown dtype 'float8' for --dtype (did you mean float64? known: float32, float64, float16"),
+        ("--in-place maybe", "unknown choice 'maybe' for --in-place (known: no, yes, both)"),
+        ("--accumulate int32", "unknown dtype 'int32' for --accumulate (known: float32)"),
+        ("--op avg", "unknown op 'avg' for --op (known: sum, prod, max, min, land"),
         ("-b 12X", "invalid size '12X' for --min-bytes (examples: 8, 1K, 64M, 4G)"),
         ("-e x", "invalid size 'x' for --max-bytes (examples: 8, 1K, 64M, 4G)"),
         ("-b 1M -e 1K", "invalid value '1M' for --min-bytes (above --max-bytes 1K: lower it, or raise --max-bytes)"),

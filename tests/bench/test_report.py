@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from bench.report import main, newest, write
+from bench.report import main, newest, warnings, write
 from bench.rows import COLUMNS, RowsError, RowWriter, write_run
 from bench.usage import UsageError
 
@@ -85,9 +85,9 @@ def test_warnings_say_what_would_help(run, row):
         run(
             rows=[
                 row(**good),
-                row(**{**good, "oversubscribed": True}),
-                row(**{**good, "time_us_p95": 9.0}),
-                row(**{**good, "iters": 3}),
+                row(**good, oversubscribed=True, cautions="oversubscribed"),
+                row(**{**good, "time_us_p95": 9.0}, cautions="spread"),
+                row(**{**good, "iters": 3}, cautions="few"),
                 row(**{**good, "wrong": None}),
                 row(status="failed", reason="no memory"),
             ]
@@ -96,12 +96,30 @@ def test_warnings_say_what_would_help(run, row):
     lines = [line for line in report.splitlines() if line.startswith("- ")]
     assert [line.split(": ", 1)[1].split(",")[0].split(";")[0] for line in lines] == [
         "more ranks than CPUs",
-        "95th percentile of time over 2 times the 5th",
         "fewer than 6 samples",
+        "95th percentile of time over 2 times the 5th",
         "results not checked",
         "failed",
     ]
     assert all(line.startswith("- 1 of 6 rows: ") for line in lines)
+
+
+def test_rows_of_the_first_schema_bear_no_cautions_so_they_are_looked_for(row, as_read):
+    good = {"time_us_p50": 2.0, "time_us_p5": 1.9, "time_us_p95": 2.1, "iters": 50, "wrong": 0}
+    rows = as_read([row(**good), row(**{**good, "iters": 3}), row(**{**good, "time_us_p95": 9.0})])
+    for one in rows:
+        del one["cautions"]
+    assert [line.split(",")[0].split(";")[0] for line in warnings(rows)] == [
+        "1 of 3 rows: 95th percentile of time over 2 times the 5th",
+        "1 of 3 rows: fewer than 6 samples",
+    ]
+
+
+def test_no_warning_advises_what_was_done_already(row, as_read):
+    rows = as_read([row(time_us_p50=2.0, cautions="skew", wrong=0)])
+    assert "try --sync deadline" in warnings(rows)[0]
+    facts = {"made_with": {"options": {"sync": "deadline"}}}
+    assert "try --cadence streaming" in warnings(rows, facts)[0]
 
 
 def test_a_clean_run_has_no_warnings(run, row):

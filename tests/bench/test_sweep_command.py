@@ -245,7 +245,7 @@ def rows_so_far(folder):
     return read_rows(folder / ROWS_FILE)[0] if (folder / ROWS_FILE).exists() else []
 
 
-def wait_for(condition, what, seconds=20):
+def wait_for(condition, what, seconds=30):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"

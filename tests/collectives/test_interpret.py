@@ -141,7 +141,8 @@ def cases_of(algorithm):
     """Problems of 1 to 17 ranks, all roots of few, with counts, in place and options dealt out in turn."""
     primitive = algorithm.primitive
     turn = 0
-    for nranks in (1, 2, 3, 5, 8, 9) if primitive.name.endswith("v") else range(1, 18):
+    few = primitive.name.endswith("v") or algorithm.takes_nodes  # the same rounds, or slow ones
+    for nranks in (1, 2, 3, 5, 8, 9) if few else range(1, 18):
         counts = counts_worth_trying(nranks)
         roots = range(nranks) if primitive.rooted and nranks <= 9 else {0, nranks - 1} if primitive.rooted else (0,)
         for root in roots:

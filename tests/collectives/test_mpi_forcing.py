@@ -270,10 +270,10 @@ def test_many_plans_share_one_communicator(comm):
     assert len(forced) == 1
 
 
-def test_a_library_that_is_neither_gives_its_default_only(comm, monkeypatch):
+def test_a_library_that_is_neither_gives_its_default_only(fresh_comm, monkeypatch):
     monkeypatch.setattr(mpit, "flavour", lambda path: None)
     with pytest.raises(NotApplicable, match="only the library's default"):
-        allreduce.plan(comm, *buffers(allreduce, comm), algorithm="native:ring")
+        allreduce.plan(fresh_comm, *buffers(allreduce, fresh_comm), algorithm="native:ring")
     assert names(allreduce) == []
 
 
