@@ -35,8 +35,10 @@ class Contender:
             plan.free()
 
 
-def labels(primitive: Primitive, options: Options) -> list[str]:
+def labels(primitive: Primitive, options: Options, nnodes: int = 1) -> list[str]:
     """Return the names of the contenders for `primitive`, the baseline first.
+
+    What goes by nodes is left out on a single one unless it is named: there it is its inner part alone.
 
     Raises:
         UsageError: a parameter that an algorithm does not have, or a value that does not fit.
@@ -44,7 +46,8 @@ def labels(primitive: Primitive, options: Options) -> list[str]:
     """
     how = {"accumulate": options.accumulate} if options.accumulate and primitive.combines else {}
     if not options.algorithms:
-        return [*NATIVE_FORMS, *(one.with_parameters(how).label for one in primitive.algorithms.values())]
+        by_hand = [one for one in primitive.algorithms.values() if nnodes > 1 or not one.takes_nodes]
+        return [*NATIVE_FORMS, *(one.with_parameters(how).label for one in by_hand)]
     chosen = [NATIVE]
     for specification in options.algorithms:
         name = specification.partition(":")[0]

@@ -303,7 +303,7 @@ def _parser() -> _Parser:
     valued(sizes, "-f --factor", "X", "8", "from each size to the next")
     valued(how, "-n --iters", "N", "50", "timed calls of each contender at a point")
     valued(how, "-w --warmup", "N", "3", "calls of each contender before the first timed one")
-    valued(how, "--max-seconds", "S", "1", "ends the timed calls of a point, even before --iters; 0 never does")
+    valued(how, "--max-seconds", "S", "0.5", "ends the timed calls of a point, even before --iters; 0 never does")
     valued(how, "--precision", "P", "0.02", "a contender whose median is known to within this share has samples enough")
     valued(how, "--cadence", "NAME", "isolated", "isolated: one call a sample; streaming: calls back to back, averaged")
     valued(how, "--sync", "NAME", "barrier", "how a sample begins: barrier, or deadline, an instant that all agree on")

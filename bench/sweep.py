@@ -64,7 +64,7 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
         return 0
     check_device(options.device)
     check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
-    contenders = {name: labels(PRIMITIVES[name], options) for name in options.primitives}
+    contenders = {name: labels(PRIMITIVES[name], options, job.nnodes) for name in options.primitives}
     everything = list(points(options))
     wanted = made_with(options, contenders, nranks=job.nranks, nnodes=job.nnodes, mpi=machine.mpi(), seed=SEED)
     if options.resume:

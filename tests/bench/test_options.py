@@ -43,7 +43,7 @@ def test_defaults():
         in_place=(False,),
         iters=50,
         warmup=3,
-        max_seconds=1.0,
+        max_seconds=0.5,
         precision=0.02,
         cadence="isolated",
         sync="barrier",
