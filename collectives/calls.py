@@ -167,9 +167,7 @@ def _unmet_sharing(bound: Bound, attached: Attached, algorithm: Algorithm) -> st
     return None
 
 
-def _registered(
-    bound: Bound, attached: Attached, options: Options
-) -> tuple[Bound, Options, dict[str, Place]]:
+def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bound, Options, dict[str, Place]]:
     """Find out, with all ranks of the node, which buffers lie in shared memory, and where the own ones do.
 
     A buffer counts as shared if that of every rank is. Only the root may know that a call is in place.

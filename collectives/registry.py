@@ -567,9 +567,7 @@ def _parameter(word: str) -> tuple[str, Parameter]:
         return key, text
 
 
-def algorithm_of(
-    *primitives: Primitive, **data: Any
-) -> Callable[[Callable[..., Rounds]], Callable[..., Rounds]]:
+def algorithm_of(*primitives: Primitive, **data: Any) -> Callable[[Callable[..., Rounds]], Callable[..., Rounds]]:
     """Register a generator of rounds with several primitives; see `Primitive.algorithm` for the data."""
 
     def register(generate: Callable[..., Rounds]) -> Callable[..., Rounds]:

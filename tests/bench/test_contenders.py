@@ -18,7 +18,16 @@ def test_all_algorithms_compete_the_baseline_first():
         "native_persistent",
         next(iter(PRIMITIVES["broadcast"].algorithms)),
     ]
-    assert set(PRIMITIVES["broadcast"].algorithms) <= set(chosen("", "broadcast"))
+    assert set(PRIMITIVES["scatter"].algorithms) <= set(chosen("", "scatter"))
+
+
+def test_what_goes_by_nodes_competes_where_there_are_several():
+    everyone = labels(PRIMITIVES["broadcast"], parse([], 4, NAMES), nnodes=2)
+    assert set(everyone) - set(chosen("", "broadcast")) == {
+        name for name, one in PRIMITIVES["broadcast"].algorithms.items() if one.takes_nodes
+    }
+    assert "two_level" in everyone
+    assert chosen("-a two_level", "broadcast") == ["native", "two_level"]
 
 
 def test_the_baseline_competes_unasked():
