@@ -74,7 +74,7 @@ class MessageTransport:
     def free(self) -> list[MPI.Request]:
         """Give the requests back, but for sends still under way, which are returned.
 
-        A receive under way is cancelled. A send cannot be: its request and its buffer must be kept until it is complete.
+        A receive under way is cancelled. A send cannot be: its request and buffer must be kept until it is complete.
         """
         under_way: list[MPI.Request] = []
         for request, outgoing in zip(self._requests, self._outgoing, strict=True):
