@@ -36,7 +36,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv sweep report plots test test-pure test-full lint format bench-core bench-catalogue clean
+.PHONY: help venv sweep report plots test test-pure test-full lint format bench-core bench-catalogue bench-windows selftest doctor audit cluster-test clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,7 +58,7 @@ report: $(READY) ## write report.md for the newest run (or ARGS=results/RUN)
 	$(PY) -m bench.report $(or $(ARGS),newest)
 
 plots: $(READY) ## draw the newest run's pictures again (or ARGS=results/RUN)
-	$(PY) -m bench.plots $(or $(ARGS),newest)
+	$(PY) -m bench.report --pictures $(or $(ARGS),newest)
 
 test: test-pure $(RANKS:%=test-%) ## run every test: pure ones, then under mpirun with 1, 2, 3, 4, 5 and 8 ranks
 
@@ -85,6 +85,26 @@ bench-core: $(READY) ## measure what the core must reach, as ratios to the libra
 
 bench-catalogue: $(READY) ## the same for the whole catalogue of algorithms
 	$(PY) -m bench.targets catalogue --mpirun $(MPIRUN) $(ARGS)
+
+bench-windows: $(READY) ## the same for algorithms on shared memory
+	$(PY) -m bench.windows --mpirun $(MPIRUN) $(ARGS)
+
+selftest: $(READY) ## measure A against A: how often is a difference claimed that is none
+	$(MPIRUN) -n $(NP) $(PY) -m bench.selftest $(ARGS)
+
+doctor: $(READY) ## what could spoil a run on this machine, and what helps
+	$(MPIRUN) -n $(NP) $(PY) -m bench.doctor
+
+audit: $(READY) ## run every parallel strategy for real and compare what it sent with what was predicted
+	$(MPIRUN) -n $(NP) $(PY) -m strategies.audit $(ARGS)
+
+# Hosts made of network namespaces on this machine; wants root and iproute2.
+HOSTS ?= 4
+PPN ?= 2
+RATE ?= 1gbit
+cluster-test: $(READY) ## run MPI tests and a short sweep across HOSTS pretended hosts of PPN ranks at RATE
+	tests/cluster/run.sh $(HOSTS) $(PPN) $(RATE) $(PY) -m pytest -q -m mpi tests/collectives/test_mpi_calls.py
+	tests/cluster/run.sh $(HOSTS) $(PPN) $(RATE) $(PY) -m bench.sweep allreduce broadcast -b 1K -e 1M -f 32 -n 5
 
 clean: ## remove environments and caches; results stay
 	rm -rf .venv .venv-openmpi .venv-system .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -38,9 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "folder", metavar="DIR", nargs="?", default=NEWEST, help="folder of a run (default: the newest in results/)"
     )
-    folder = parser.parse_args(argv).folder
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures again and write no report")
+    options = parser.parse_args(argv)
     try:
-        report = write(newest(RESULTS_FOLDER) if folder == NEWEST else Path(folder))
+        folder = newest(RESULTS_FOLDER) if options.folder == NEWEST else Path(options.folder)
+        report = redraw(folder) if options.pictures else write(folder)
     except (UsageError, RowsError) as error:
         print(f"bench.report: {error}", file=sys.stderr)
         return 2
@@ -56,18 +58,20 @@ def newest(results: Path) -> Path:
     return rows[-1].parent
 
 
+def redraw(folder: Path) -> Path:
+    """Draw the pictures of the run in `folder`; return where they are. Raises as `write` does."""
+    rows, _ = _rows(folder)
+    draw(rows, folder)
+    return folder / "plots"
+
+
 def write(folder: Path) -> Path:
     """Draw the pictures of the run in `folder` and write its report; return the report's path.
 
     Every `rows*.csv` of the folder is read, so rows of several runs can be put side by side. Raises UsageError where
     there is nothing to report, RowsError where a file is not one of rows.
     """
-    files = sorted(folder.glob("rows*.csv"))
-    if not files:
-        raise UsageError("DIR", folder, f"has no {ROWS_FILE}: name the folder of a run")
-    rows, notices = read_rows(*files)
-    if not rows:
-        raise UsageError("DIR", folder, "; ".join(notices))
+    rows, notices = _rows(folder)
     try:
         facts = read_run(folder)
     except FileNotFoundError:
@@ -77,6 +81,16 @@ def write(folder: Path) -> Path:
     report = folder / REPORT_FILE
     report.write_text(markdown(folder.resolve().name, rows, facts, pictures, notices), encoding="utf-8")
     return report
+
+
+def _rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    files = sorted(folder.glob("rows*.csv"))
+    if not files:
+        raise UsageError("DIR", folder, f"has no {ROWS_FILE}: name the folder of a run")
+    rows, notices = read_rows(*files)
+    if not rows:
+        raise UsageError("DIR", folder, "; ".join(notices))
+    return rows, notices
 
 
 def markdown(

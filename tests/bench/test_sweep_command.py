@@ -211,14 +211,15 @@ from bench.launch import prepare
 def prepare_and_patch():
     launch = prepare()
     from bench.measure import Measuring
-    rows = Measuring.rows
+    measured = Measuring._measured
 
     def failing(self, point, *more, **options):
+        # All ranks have agreed on the point by then, so rank 0 has written the rows of the one before.
         if self.job.rank == 1 and point.nbytes == 0:
             raise LookupError("injected on rank 1")
-        return rows(self, point, *more, **options)
+        return measured(self, point, *more, **options)
 
-    Measuring.rows = failing
+    Measuring._measured = failing
     return launch
 
 bench.sweep.prepare = prepare_and_patch

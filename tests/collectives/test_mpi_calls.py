@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import PRIMITIVES, allgather, allreduce, alltoall, broadcast, gather, reduce, reduce_scatter, scatter
-from collectives.attached import attached_to
+from collectives.attached import attached_to, drain
 from collectives.calls import CALLS_KEPT
 from collectives.operations import OPERATIONS
 from collectives.plan import NotApplicable
@@ -334,6 +334,17 @@ def test_a_plan_is_freed_after_an_interrupted_call_and_the_communicator_goes_on(
         interrupted.free()
         assert Case(fresh_comm, allreduce.problem(nranks, 1000)).run(algorithm) is None
     assert Case(fresh_comm, allgather.problem(nranks, 10 * nranks)).run("ring") is None
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_what_an_interrupted_call_has_sent_is_received_before_the_communicator_goes(fresh_comm, count):
+    interrupted = Case(fresh_comm, allreduce.problem(fresh_comm.Get_size(), count)).plan("spread")
+    if fresh_comm.Get_rank() == 0:
+        interrupted.start()
+    interrupted.free()
+    private = attached_to(fresh_comm).comm
+    drain(private)
+    assert not private.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
 
 
 def test_a_plan_is_freed_at_the_end_of_its_context(comm):

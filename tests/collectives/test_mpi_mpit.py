@@ -108,9 +108,11 @@ def test_what_is_counted_for_each_rank(tool, comm):
     waiting = tool.watch("pml_ob1_posted_recvq_length", comm)
     source = (comm.rank - 1) % comm.size
     request = comm.Irecv(bytearray(4), source, 7)
-    assert waiting() == tuple(int(rank == source) for rank in range(comm.size))
+    posted = waiting()
+    comm.Barrier()  # nothing is sent before all have looked
     comm.Send(b"data", (comm.rank + 1) % comm.size, 7)
     request.Wait()
+    assert posted == tuple(int(rank == source) for rank in range(comm.size))
     assert sum(waiting()) == 0
     waiting.free()
 
