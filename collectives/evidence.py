@@ -30,8 +30,8 @@ from collectives.registry import Primitive, offsets
 BLOCK_COUNT = 1 << 14
 """Elements of one rank's block in a call that is looked at: 64 KiB of float32, beyond what libraries send eagerly."""
 
-SMALL_COUNT = 1 << 8
-"""Elements of a block that libraries send eagerly, so that no one waits for who is to receive it."""
+SMALL_COUNTS = (1 << 8, 1 << 9)
+"""Elements of blocks that libraries send eagerly, so that hardly anyone waits for who is to receive them."""
 
 HOLD_SECONDS = 0.05
 """How long a rank is held back at first, twice that where ranks share CPUs; the others are looked at just before."""

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from collectives.attached import attached_to
 from collectives.bind import Bound
 from collectives.choices import Choice, Request
-from collectives.evidence import BLOCK_COUNT, SMALL_COUNT, Trace, sample, trace
+from collectives.evidence import BLOCK_COUNT, SMALL_COUNTS, Trace, sample, trace
 from collectives.forced import Forced
 from collectives.mpit import NoVariable, Watched
 from collectives.native import NativePlan
@@ -83,11 +83,15 @@ class Proofs:
     def prove_instead(self, request: Request, instead: Request, count: int) -> Proof:
         """Look for evidence that at `count` elements the library runs `instead` when `request` is forced.
 
-        Looked at are as many elements, or 64 KiB a block where that is less and the library does the same there.
+        Looked at are 64 KiB a block if the library does the same there, otherwise as many elements.
         """
-        count = min(count, self._forcing.comm.size * BLOCK_COUNT)
-        bound = sample(request.choice.primitive, self._forcing.comm.size, self._forcing.comm.rank, count)
-        if self._forcing.outcome(request, bound, SUM).effective != instead.choice.name:
+        comm, large = self._forcing.comm, self._forcing.comm.size * BLOCK_COUNT
+        for looked_at in (large, count):
+            bound = sample(request.choice.primitive, comm.size, comm.rank, looked_at)
+            if looked_at <= large and self._forcing.outcome(request, bound, SUM).effective == instead.choice.name:
+                count = looked_at
+                break
+        else:
             return Proof(False, "at so many elements that was not looked at")
         own = self.trace(request, count)
         others = [
@@ -157,7 +161,8 @@ class Proofs:
 
     def _told_apart_by(self, request: Request, twin: Choice) -> str | None:
         """Return how two algorithms differ after all: on small blocks, or in what a parameter does; None if not."""
-        if _differ(*(self.trace(one, self._forcing.comm.size * SMALL_COUNT) for one in (request, Request(twin, {})))):
+        small = (self._forcing.comm.size * count for count in SMALL_COUNTS)  # both, since buffers may happen to be full
+        if all(_differ(*(self.trace(one, count) for one in (request, Request(twin, {})))) for count in small):
             return "(small blocks)"
         pairs = [(choice, key) for choice in (request.choice, twin) for key in choice.parameters]
         for choice, key in pairs:

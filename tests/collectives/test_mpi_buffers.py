@@ -143,7 +143,7 @@ def test_debug_mode_sees_an_operation_that_writes_too_far(comm, monkeypatch):
 
     spilling = Operation("spilling sum", add_and_spill)
     with (
-        allreduce.plan(comm, np.ones(4), np.ones(4), algorithm="recursive_doubling", op=spilling) as plan,
+        allreduce.plan(comm, np.ones(4), np.ones(4), algorithm="allgather_reduce", op=spilling) as plan,
         pytest.raises(Overwritten, match="bytes behind a buffer of 32 bytes were overwritten"),
     ):
         plan()
