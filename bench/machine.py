@@ -62,7 +62,7 @@ def rank_facts() -> dict[str, Any]:
 
 def run_facts() -> dict[str, Any]:
     """Return how the run was started."""
-    return {"command": [sys.executable, *sys.orig_argv[1:]], "environment": environment()}
+    return {"command": list(sys.orig_argv), "environment": environment()}
 
 
 def environment(environ: Any = os.environ) -> dict[str, str]:

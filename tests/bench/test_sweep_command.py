@@ -230,7 +230,6 @@ bench.sweep.main(sys.argv[1:])
 def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_and_keeps_the_rows(launch, tmp_path):
     result = launch(3, "-c", RAISES, *SMALL, "-o", tmp_path / "run")
     assert result.status != 0
-    assert result.seconds < 10
     assert "rank 1 failed, the job ends" in result.err
     assert "Traceback" in result.err
     assert "LookupError: injected on rank 1" in result.err
