@@ -26,6 +26,10 @@ THREAD_LEVELS = {
 }
 
 
+TOLD_SECONDS = 0.5
+"""How long a failed rank waits for the launcher to pass its last words on; an abort at once can swallow them."""
+
+
 class Job:
     """The ranks of one communicator and how they come to agree. All methods are called by all ranks."""
 
@@ -137,6 +141,7 @@ def run(main: Callable[[], int]) -> NoReturn:
         rank = MPI.COMM_WORLD.Get_rank()
         lines = traceback.format_exc()
         print(f"{_program()}: rank {rank} failed, the job ends\n{lines}", file=sys.stderr, end="", flush=True)
+        sleep(TOLD_SECONDS)
         MPI.COMM_WORLD.Abort(130 if isinstance(error, KeyboardInterrupt) else 1)
         raise
     sys.exit(status)
