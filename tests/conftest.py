@@ -10,6 +10,7 @@ process ends, and with it the whole job.
 import faulthandler
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "full: takes minutes; runs only with -m full")
     config.world = None
     if _under_mpirun():
+        # A folder of its own for each rank: pytest numbers and sweeps the common one as if it were there alone.
+        config.own_folder = tempfile.TemporaryDirectory(prefix="collbench-tests-")
+        config.option.basetemp = Path(config.own_folder.name) / "tests"
         # Ranks that wait give their CPU away: results matter here, time does not, and others may use the machine.
         os.environ.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "100")
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "true")
@@ -57,6 +61,7 @@ def pytest_unconfigure(config):
         sys.stdout.flush()
         config.world.Barrier()  # a rank that ends with failures ends the job, and rank 0 must have told of them
         config.world.Free()
+        config.own_folder.cleanup()
 
 
 def pytest_report_header(config):
