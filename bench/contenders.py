@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -61,14 +61,20 @@ def labels(primitive: Primitive, options: Options, nnodes: int = 1) -> list[str]
     return list(dict.fromkeys(chosen))
 
 
-def make_ready(names: Sequence[str], comm: Any, sets: Sequence[Checked], arena: Arena) -> list[Contender]:
-    """Return the contenders with their plans made, one for each set of buffers."""
+def make_ready(
+    names: Sequence[str], comm: Any, sets: Sequence[Checked], arena: Arena, start: Callable[[], Any]
+) -> list[Contender]:
+    """Return the contenders with their plans made, one for each set of buffers; each behind `start`.
+
+    Ranks that share CPUs and do not meet before a plan would count the turns of the others as time to make it.
+    """
     from collectives.plan import NotApplicable
 
     contenders = [Contender(name) for name in names]
     for contender in contenders:
         try:  # all plans of a contender, or none: its preconditions are those of the problem
             for checked in sets:
+                start()
                 plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena))
                 contender.plan_seconds = contender.plan_seconds or seconds
                 contender.plans.append(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,12 @@ def rank_facts() -> dict[str, Any]:
     """Return where this rank runs."""
     cpus_of_rank = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return {"host": platform.node(), "pid": os.getpid(), "cpus": cpus_of_rank}
+
+
+def peak_nbytes() -> int:
+    """Return the most memory that this process had at once (its resident set, shared memory included)."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most << 10  # getrusage(2): KiB on Linux
 
 
 def run_facts() -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Measuring:
 
     def _measured(self, point: Point, problem: Problem, names: Sequence[str], keep: Any) -> list[Row]:
         sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
-        contenders = make_ready(names, self.job.comm, sets, Arena())
+        contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier)
         try:
             ready = [one for one in contenders if one.plans]
             costs = self._costs(ready, sets)
@@ -121,7 +121,7 @@ class Measuring:
         if problem.primitive.unmet(problem) or self._too_large(point):
             return []
         sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
-        contenders = make_ready([name for name in names for _ in "AB"], self.job.comm, sets, Arena())
+        contenders = make_ready([name for name in names for _ in "AB"], self.job.comm, sets, Arena(), self.barrier)
         try:
             ready = [one for one in contenders if one.plans]
             self._first_calls(ready, sets)

@@ -33,7 +33,7 @@ class Output:
     """What rank 0 writes while a sweep runs; on the other ranks nothing happens."""
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], leads: bool, quiet: bool) -> None:
-        self.folder, self.leads, self.quiet = folder, leads, quiet
+        self.folder, self.facts, self.leads, self.quiet = folder, facts, leads, quiet
         self._writer: RowWriter | None = None
         self._table: SamplesTable | None = None
         self._cautions: list[list[str]] = []
@@ -96,9 +96,10 @@ class Output:
             print(notice, file=sys.stderr, flush=True)
         draw(rows, self.folder)
 
-    def end(self, counts: Mapping[str, int]) -> None:
-        """Say how it went and where the results are."""
+    def end(self, counts: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+        """Add what is known only in the end to run.json; say how it went and where the results are."""
         if self.leads:
+            write_run(self.folder, {**self.facts, **facts})
             words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
             for sentence in () if self.quiet else sentences(self._cautions, self._settings):
                 print(f"note: {sentence}", file=sys.stderr, flush=True)

@@ -93,11 +93,17 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
                 output.write(row)
                 statuses[row.status] += 1
         measuring.free()
+        peak = job.most(np.array([machine.peak_nbytes()]))[0]  # of measuring: pictures take rank 0 far more
         if job.leads and options.plots:
             output.draw()
-        output.end(statuses)
+        output.end(statuses, {"peak_rank_nbytes": int(peak), "ended": now()})
     job.wait_idly()
     return 0 if job.decide(not (statuses["wrong"] or statuses["failed"])) else 1
+
+
+def now() -> str:
+    """Return the time as run.json has it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def check_device(device: str) -> None:
@@ -133,7 +139,7 @@ def facts(job: Job, launch: Launch, measuring: Measuring) -> dict[str, Any]:
     ranks = job.comm.gather(machine.rank_facts(), 0)
     hosts = job.comm.gather(machine.host_facts() if job.local_rank == 0 else None, 0)
     return {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": now(),
         "nranks": job.nranks,
         "nnodes": job.nnodes,
         "thread_level": measuring.settings["thread_level"],

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from bench.rows import ROWS_FILE, is_handwritten, read_rows
+from bench.rows import ROWS_FILE, is_handwritten, read_rows, read_run
 from bench.timing import seconds_of
 
 EIGHT = ("broadcast", "scatter", "gather", "reduce", "allgather", "allreduce", "reduce_scatter", "alltoall")
@@ -50,10 +50,11 @@ class Figure:
 
 
 class Sweeper:
-    """Runs sweeps under mpirun, one after the other, and reads their rows."""
+    """Runs sweeps under mpirun, one after the other, and reads their rows; `facts` are the last one's run.json."""
 
     def __init__(self, mpirun: str, echo: bool) -> None:
         self.mpirun, self.echo = mpirun, echo
+        self.facts: Mapping[str, Any] = {}
 
     def rows(self, nranks: int, *words: str, **environment: str) -> Rows:
         """Run ``bench.sweep`` with these words and return its rows."""
@@ -64,6 +65,7 @@ class Sweeper:
             if self.echo:
                 print("#", *(f"{name}={value}" for name, value in environment.items()), *command, flush=True)
             subprocess.run(command, check=True, env={**os.environ, **environment}, timeout=1200)
+            self.facts = read_run(output)
             return read_rows(output / ROWS_FILE).rows
 
 
@@ -106,7 +108,16 @@ def core(sweep: Sweeper, mpich: bool) -> Iterator[Figure]:
     slowest = max(row["plan_us"] for row in checked if is_handwritten(row["algorithm"]))
     yield Figure("median time to make a plan, 8 ranks, in that sweep", _median_plan_ms(checked), 2, False, " ms")
     yield Figure("slowest of these plans", slowest / 1000, 20, False, " ms")
+    peak = sweep.facts["peak_rank_nbytes"] / 2**20
+    yield Figure("the most memory a rank had in that sweep", peak, 300, at_least=False, unit=" MiB")
+    yield _listing(sweep.mpirun)
     yield from _pure()
+
+
+def _listing(mpirun: str) -> Figure:
+    command = [mpirun, "-n", "8", sys.executable, "-m", "bench.sweep", "--list"]
+    seconds = seconds_of(lambda: subprocess.run(command, check=True, capture_output=True, timeout=60))[1]
+    return Figure("listing the catalogue, 8 ranks", seconds, 4, False, " s")
 
 
 def _median_plan_ms(rows: Rows) -> float:

@@ -146,6 +146,18 @@ class _Arrival(NamedTuple):
     folds: list[list[tuple[Region, Region, Region]]]
 
 
+class _Counts(dict[Chunk, int]):
+    """The elements of each chunk, asked of its primitive once."""
+
+    def __init__(self, ask: Callable[[Chunk], int]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def __missing__(self, chunk: Chunk) -> int:
+        count = self[chunk] = self.ask(chunk)
+        return count
+
+
 class _Builder:
     """Follows one rank's rounds."""
 
@@ -156,10 +168,10 @@ class _Builder:
         self.rounds = as_rounds(algorithm.rounds(problem, rank))
         self.program = Program()
         self.scratch = Scratch(options.align)
-        self.ordinals: dict[tuple[bool, int], int] = {}
         self.peers: dict[int, list[Round]] = {}
-        self.counts: dict[Chunk, int] = {}
+        self.count = _Counts(lambda chunk: self.primitive.chunk_count(problem, chunk, self.nchunks)).__getitem__
         self.aliased = False
+        self.lookahead = 0 if (options.waits or algorithm.waits) == "round" else LOOKAHEAD
 
         self.where, self.home = self._places(rank)
         self.aliased = self._aliasing(rank) is not None
@@ -235,11 +247,6 @@ class _Builder:
                         self.written.update(operation.chunks)
         return accesses
 
-    def count(self, chunk: Chunk) -> int:
-        if chunk not in self.counts:
-            self.counts[chunk] = self.primitive.chunk_count(self.problem, chunk, self.nchunks)
-        return self.counts[chunk]
-
     def build(self) -> Layout:
         for number, operations in enumerate(self.rounds):
             self._round(number, operations)
@@ -263,34 +270,53 @@ class _Builder:
 
     def _round(self, number: int, operations: Round) -> None:
         program = self.program
-        sends = [
-            one for operation in operations if isinstance(operation, Send) for one in self._send(number, operation)
-        ]
+        sends: list[int] = []
         receives: list[int] = []
         arrivals: list[_Arrival] = []
         unpack: list[tuple[Region, Region]] = []
+        others: list[Copy | Combine | Access | Fence] = []
+        sent = 0
+        for operation in operations:  # sends first: they carry what chunks were at the start of the round
+            if isinstance(operation, Send):
+                sends += self._send(number, operation)
+                sent += self._total(operation.chunks)
         for operation in operations:
             if isinstance(operation, Recv):
                 receives += self._recv(number, operation, unpack)
             elif isinstance(operation, RecvReduce):
                 arrivals.append(self._arrival(number, operation))
-
-        landing = [one for arrival in arrivals for one in arrival.transfers[:2]]
+            elif not isinstance(operation, Message):
+                others.append(operation)
+        for arrival in arrivals:
+            receives += arrival.transfers[:2]
         # Small messages leave at once; large ones find their receive ready, so that no copy waits for it.
-        small = sum(self._total(one.chunks) for one in operations if isinstance(one, Send)) <= self.options.small
-        program.start([*sends, *receives, *landing] if small else [*receives, *landing, *sends])
+        program.start(sends + receives if sent <= self.options.small else receives + sends)
         if number == 0:
             self._settle_final()
-        waits_for_round = (self.options.waits or self.algorithm.waits) == "round"
-        most_pieces = max((len(arrival.transfers) for arrival in arrivals), default=0)
-        for piece in range(most_pieces):
+        if arrivals:
+            self._fold_arrivals(arrivals)
+        for source, target in unpack:
+            program.move(source, target)
+        if others:
+            self._local(number, others)
+        program.wait_all_but(self.lookahead)
+        for operation in others:
+            if isinstance(operation, Fence):
+                program.sync(operation.group)
+        if self.pushed_in:
+            self.where.update((chunk, self.fixed[chunk]) for chunk in self.pushed_in.get(number, ()))
+
+    def _fold_arrivals(self, arrivals: Sequence[_Arrival]) -> None:
+        """Combine the pieces of all arrivals in turn; each that is done with makes room for the next but one."""
+        for piece in range(max(len(arrival.transfers) for arrival in arrivals)):
             for arrival in arrivals:
                 if piece < len(arrival.transfers):
                     for fold in arrival.folds[piece]:
-                        program.fold(*fold)
-                    program.start(arrival.transfers[piece + 2 : piece + 3])
-        for source, target in unpack:
-            program.move(source, target)
+                        self.program.fold(*fold)
+                    self.program.start(arrival.transfers[piece + 2 : piece + 3])
+
+    def _local(self, number: int, operations: Sequence[Copy | Combine | Access | Fence]) -> None:
+        """Carry out what needs no message: first accesses to memory of others, then what is between own names."""
         if self.exposure:
             self._accesses(number, [one for one in operations if isinstance(one, Access)], self.exposure)
         for operation in operations:
@@ -298,11 +324,6 @@ class _Builder:
                 self._copy(number, operation)
             elif isinstance(operation, Combine):
                 self._combine(number, operation)
-        program.wait_all_but(0 if waits_for_round else LOOKAHEAD)
-        for operation in operations:
-            if isinstance(operation, Fence):
-                program.sync(operation.group)
-        self.where.update((chunk, self.fixed[chunk]) for chunk in self.pushed_in.get(number, ()))
 
     # Accesses to memory of others
 
@@ -378,11 +399,9 @@ class _Builder:
                 self.program.move(source, target)
 
     def _send(self, number: int, send: Send) -> list[int]:
-        missing = [chunk for chunk in send.chunks if chunk not in self.where]
-        if missing:
-            raise ValueError(
-                f"rank {self.rank}, round {number}: {send} of {missing[0]!r}, which the rank does not have"
-            )
+        for chunk in send.chunks:
+            if chunk not in self.where:
+                raise ValueError(f"rank {self.rank}, round {number}: {send} of {chunk!r}, which the rank does not have")
         reduced = self._reduced_at(number, send)
         transfers = []
         for chunks in self._cut(send.chunks):
@@ -391,21 +410,24 @@ class _Builder:
                 regions = part(stream, start, stop)
                 if len(regions) > 1 and stop - start >= self.options.pack_from:
                     regions = self._pack(regions, stop - start, number)
-                transfers.append(self._transfer(True, send.peer, regions))
+                transfers.append(self.program.transfer(True, send.peer, regions))
         return transfers
 
     def _recv(self, number: int, recv: Recv, unpack: list[tuple[Region, Region]]) -> list[int]:
         transfers = []
-        self.where.update((chunk, NOWHERE) for chunk in recv.chunks if not self.count(chunk))
+        for chunk in recv.chunks:
+            if not self.count(chunk):
+                self.where[chunk] = NOWHERE
         for chunks in self._cut(recv.chunks):
             homes = {chunk: self.home[chunk] for chunk in chunks if self._home_free(chunk, number)}
             places = self._with_scratch(chunks, number, homes)
-            if len(stream_of(chunks, places)) > 1 and self._total(chunks) >= self.options.pack_from:
-                places = self._with_scratch(chunks, number, {})
-                unpack += [(places[chunk], home) for chunk, home in homes.items()]
             stream = stream_of(chunks, places)
+            if len(stream) > 1 and self._total(chunks) >= self.options.pack_from:
+                places = self._with_scratch(chunks, number, {})
+                stream = stream_of(chunks, places)
+                unpack += [(places[chunk], home) for chunk, home in homes.items()]
             for start, stop in self._pieces(chunks, False):
-                transfers.append(self._transfer(False, recv.peer, part(stream, start, stop)))
+                transfers.append(self.program.transfer(False, recv.peer, part(stream, start, stop)))
             self.where.update({**places, **homes})
         return transfers
 
@@ -416,7 +438,7 @@ class _Builder:
             for chunks in self._cut(operation.chunks)
             for start, stop in self._pieces(chunks, True)
         ]
-        longest = max((stop - start for _, start, stop in cut), default=0)
+        longest = max([stop - start for _, start, stop in cut], default=0)
         landings = [self._take(longest, number) for _ in cut[:2]]
         arrival = _Arrival([], [])
         for index, (chunks, start, stop) in enumerate(cut):
@@ -426,7 +448,7 @@ class _Builder:
                 into = stream_of(chunks, places)
                 self.where.update(places)
             landing = part(landings[index % 2 : index % 2 + 1], 0, stop - start)
-            arrival.transfers.append(self._transfer(False, operation.peer, landing))
+            arrival.transfers.append(self.program.transfer(False, operation.peer, landing))
             arrival.folds.append(
                 [
                     (incoming, mine, target) if operation.side == LEFT else (mine, incoming, target)
@@ -466,7 +488,7 @@ class _Builder:
     # Cutting
 
     def _total(self, chunks: Sequence[Chunk]) -> int:
-        return sum(map(self.count, chunks))
+        return self.count(chunks[0]) if len(chunks) == 1 else sum(map(self.count, chunks))
 
     def _cut(self, chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
         """Cut a message where its chunks do not follow one another, if that makes few enough messages.
@@ -498,11 +520,6 @@ class _Builder:
             ]
         theirs = self.peers[send.peer][number] if number < len(self.peers[send.peer]) else ()
         return any(isinstance(one, RecvReduce) and one.chunks == send.chunks for one in theirs)
-
-    def _transfer(self, outgoing: bool, peer: int, regions: Sequence[Region]) -> int:
-        ordinal = self.ordinals.get((outgoing, peer), 0)
-        self.ordinals[outgoing, peer] = ordinal + 1
-        return self.program.transfer(outgoing, peer, ordinal, regions)
 
     # Places
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from collectives.regions import Region, Regions
@@ -61,38 +62,48 @@ class Program:
     transfers: list[Transfer] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     under_way: dict[int, Transfer] = field(default_factory=dict)
+    arriving: dict[int, Transfer] = field(default_factory=dict)  # those under way that write
+    ordinals: dict[tuple[bool, int], int] = field(default_factory=dict)
 
-    def transfer(self, outgoing: bool, peer: int, ordinal: int, regions: Sequence[Region]) -> int:
+    def transfer(self, outgoing: bool, peer: int, regions: Sequence[Region]) -> int:
         """Add a transfer and return its number."""
+        ordinal = self.ordinals.get((outgoing, peer), 0)
+        self.ordinals[outgoing, peer] = ordinal + 1
         self.transfers.append(Transfer(outgoing, peer, ordinal, tuple(regions)))
         return len(self.transfers) - 1
 
     def start(self, transfers: Sequence[int]) -> None:
         """Start transfers: at once those that touch nothing under way, the others after what they touch."""
-        if not transfers:
-            return
+        blocked = {}
         if self.under_way:
-            blocked = [
-                self._touched(one.regions, not one.outgoing) for one in map(self.transfers.__getitem__, transfers)
-            ]
-            self._start([one for one, touched in zip(transfers, blocked, strict=True) if not touched])
-            self.wait(late for touched in blocked for late in touched)
-            self._start([one for one, touched in zip(transfers, blocked, strict=True) if touched])
+            for one in transfers:
+                outgoing, _, _, regions = self.transfers[one]
+                touched = self._touched(regions, ()) if outgoing else self._touched((), regions)
+                if touched:
+                    blocked[one] = touched
+        if blocked:
+            self._start([one for one in transfers if one not in blocked])
+            self.wait(chain.from_iterable(blocked.values()))
+            self._start(list(blocked))
         else:
             self._start(transfers)
 
     def _start(self, transfers: Sequence[int]) -> None:
         if transfers:
             self.instructions.append(Start(tuple(transfers)))
-            self.under_way.update((one, self.transfers[one]) for one in transfers)
+            for one in transfers:
+                self.under_way[one] = self.transfers[one]
+                if not self.transfers[one].outgoing:
+                    self.arriving[one] = self.transfers[one]
 
     def wait(self, transfers: Iterable[int]) -> None:
         """Wait for those of these transfers that are under way."""
-        waited = tuple(one for one in dict.fromkeys(transfers) if one in self.under_way)
+        waited = tuple(filter(self.under_way.__contains__, dict.fromkeys(transfers)))
         if waited:
             self.instructions.append(Wait(waited))
             for one in waited:
                 del self.under_way[one]
+                self.arriving.pop(one, None)
 
     def wait_all(self) -> None:
         """Wait for all transfers under way."""
@@ -100,18 +111,19 @@ class Program:
 
     def wait_all_but(self, newest: int) -> None:
         """Wait for all but the `newest` so many transfers under way."""
-        if len(self.under_way) > newest:
-            self.wait(list(self.under_way)[: len(self.under_way) - newest])
+        late = len(self.under_way) - newest
+        if late > 0:
+            self.wait(list(self.under_way)[:late])
 
     def move(self, source: Region, target: Region) -> None:
         """Copy, after what is under way on either region."""
         if source != target and source.start != source.stop:
-            self.wait([*self._touched((source,), False), *self._touched((target,), True)])
+            self._settle((source,), (target,))
             self.instructions.append(Move(source, target))
 
     def fold(self, left: Region, right: Region, into: Region) -> None:
         """Combine, after what is under way on any of the regions."""
-        self.wait([*self._touched((left, right), False), *self._touched((into,), True)])
+        self._settle((left, right), (into,))
         self.instructions.append(Fold(left, right, into))
 
     def sync(self, group: tuple[int, ...]) -> None:
@@ -120,13 +132,18 @@ class Program:
         if len(group) > 1:
             self.instructions.append(Sync(group))
 
-    def _touched(self, regions: Sequence[Region], written: bool) -> list[int]:
-        """Return the transfers under way that must be complete before `regions` are read or written."""
+    def _settle(self, read: Regions, written: Regions) -> None:
+        """Wait for what is under way on regions that are about to be read or written."""
+        if self.under_way:
+            self.wait(self._touched(read, written))
+
+    def _touched(self, read: Regions, written: Regions) -> list[int]:
+        """Return the transfers under way that must be complete before regions are read and written."""
         touched = []
-        for one, transfer in self.under_way.items():
-            if written or not transfer.outgoing:
-                for buffer, start, stop in transfer.regions:
-                    for other, first, last in regions:
-                        if start < last and first < stop and buffer == other:
-                            touched.append(one)
+        either = read + written
+        for one, (outgoing, _, _, theirs) in (self.under_way if written else self.arriving).items():
+            for buffer, start, stop in theirs:
+                for other, first, last in written if outgoing else either:
+                    if start < last and first < stop and buffer == other:
+                        touched.append(one)
         return touched

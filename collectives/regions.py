@@ -58,7 +58,9 @@ def stream_of(chunks: Sequence[Chunk], places: Mapping[Chunk, Region]) -> list[R
 def part(regions: Sequence[Region], start: int, stop: int) -> list[Region]:
     """Return elements `start` to `stop` of the stream that `regions` form one after another."""
     if len(regions) == 1:
-        buffer, first, _ = regions[0]
+        buffer, first, last = regions[0]
+        if start == 0 and first + stop == last:
+            return [*regions]
         return [Region(buffer, first + start, first + stop)]
     result, position = [], 0
     for buffer, first, last in regions:
@@ -71,8 +73,8 @@ def part(regions: Sequence[Region], start: int, stop: int) -> list[Region]:
 
 def side_by_side(*streams: Sequence[Region]) -> Iterator[tuple[Region, ...]]:
     """Cut streams of equal length into tuples of equally long regions."""
-    if all(len(stream) == 1 for stream in streams):
-        yield tuple(stream[0] for stream in streams)
+    if max(map(len, streams)) == 1:
+        yield tuple([stream[0] for stream in streams])
         return
     rests = [list(reversed(stream)) for stream in streams]
     while rests[0]:
