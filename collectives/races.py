@@ -138,25 +138,42 @@ class _Races:
             return
         if self.staged and written and peer != rank:
             raise Race(rank, number, f"{what} writes to copies of inputs, which others only read")
-        location = self.locations.setdefault((peer, chunk, self.call % 2 if self.staged else 0), _Location())
+        key = peer, chunk, self.call % 2 if self.staged else 0
+        location = self.locations.get(key)
+        if location is None:
+            location = self.locations[key] = _Location()
         clock = self.clocks[rank]
-        earlier = [] if location.written is None else [(*location.written, "written")]
+        if location.written is not None:
+            self._check(rank, number, written, peer, chunk, what, *location.written, "written")
         if written:
-            earlier += [(reader, time, "read") for reader, time in location.read.items()]
-        for other, time, how in earlier:
-            if other != rank and clock[other] < time:
-                word = "writes" if written else "reads"
-                where = "" if self.call == 0 else ", in a later call"
-                raise Race(
-                    rank,
-                    number,
-                    f"race{where}: {what} {word} chunk {chunk!r} of rank {peer}, "
-                    f"which rank {other} has {how} with no fence between",
-                )
-        if written:
+            for reader, time in location.read.items():
+                self._check(rank, number, written, peer, chunk, what, reader, time, "read")
             location.written, location.read = (rank, clock[rank]), {}
         else:
             location.read[rank] = clock[rank]
+
+    def _check(
+        self,
+        rank: int,
+        number: int,
+        written: bool,
+        peer: int,
+        chunk: Chunk,
+        what: object,
+        other: int,
+        time: int,
+        how: str,
+    ) -> None:
+        """Raise Race where `rank` does not know of what `other` did at its `time`."""
+        if other != rank and self.clocks[rank][other] < time:
+            word = "writes" if written else "reads"
+            where = "" if self.call == 0 else ", in a later call"
+            raise Race(
+                rank,
+                number,
+                f"race{where}: {what} {word} chunk {chunk!r} of rank {peer}, "
+                f"which rank {other} has {how} with no fence between",
+            )
 
     def _fences(self, number: int) -> None:
         passed: set[int] = set()

@@ -201,29 +201,29 @@ def relabel(
     instead of `chunks`, maps each name to the several that it stands for.
     """
     rank_of = ranks.__getitem__ if isinstance(ranks, Sequence) else ranks or (lambda rank: rank)
-    name_of = chunks or (lambda chunk: chunk)
-    names_of = parts or (lambda chunk: (name_of(chunk),))
 
-    def renamed(operation: Operation) -> Iterator[Operation]:
+    def names(*of: Chunk) -> Sequence[Chunk]:
+        if parts:
+            return [name for chunk in of for name in parts(chunk)]
+        return [chunks(chunk) for chunk in of] if chunks else of
+
+    def renamed(operation: Operation) -> Iterable[Operation]:
+        if isinstance(operation, RecvReduce):
+            return [RecvReduce(rank_of(operation.peer), *names(*operation.chunks), side=operation.side)]
         if isinstance(operation, Message):
-            names = (name for chunk in operation.chunks for name in names_of(chunk))
-            if isinstance(operation, RecvReduce):
-                yield RecvReduce(rank_of(operation.peer), *names, side=operation.side)
-            else:
-                yield type(operation)(rank_of(operation.peer), *names)
-        elif isinstance(operation, Copy):
-            yield from map(Copy, names_of(operation.src), names_of(operation.dst))
-        elif isinstance(operation, Combine):
-            yield from map(Combine, *map(names_of, (operation.left, operation.right, operation.into)))
-        elif isinstance(operation, Fence):
-            yield Fence(map(rank_of, operation.group))
-        else:
-            names = (name for chunk in operation.chunks for name in names_of(chunk))
-            peers = [rank_of(peer) for peer in operation.peers]
-            yield Pull(peers[0], *names) if isinstance(operation, Pull) else type(operation)(peers, *names)
+            return [type(operation)(rank_of(operation.peer), *names(*operation.chunks))]
+        if isinstance(operation, Pull):
+            return [Pull(rank_of(operation.peers[0]), *names(*operation.chunks))]
+        if isinstance(operation, Access):
+            return [type(operation)(map(rank_of, operation.peers), *names(*operation.chunks))]
+        if isinstance(operation, Copy):
+            return map(Copy, names(operation.src), names(operation.dst))
+        if isinstance(operation, Combine):
+            return map(Combine, names(operation.left), names(operation.right), names(operation.into))
+        return [Fence(map(rank_of, operation.group))]
 
     for one in rounds:
-        yield tuple(new for operation in as_round(one) for new in renamed(operation))
+        yield tuple([new for operation in as_round(one) for new in renamed(operation)])
 
 
 def among(
