@@ -114,8 +114,14 @@ def _keyval() -> int:
 
 def attached_to(comm: MPI.Intracomm) -> Attached:
     """Return what is attached to `comm`; the first time, all its ranks make the private communicator together."""
-    attached = comm.Get_attr(_keyval())
-    if not isinstance(attached, Attached):
+    attached = already_attached_to(comm)
+    if attached is None:
         attached = Attached(comm.Dup())
         comm.Set_attr(_keyval(), attached)
     return attached
+
+
+def already_attached_to(comm: MPI.Intracomm) -> Attached | None:
+    """Return what is attached to `comm`, None if nothing is."""
+    attached = comm.Get_attr(_keyval())
+    return attached if isinstance(attached, Attached) else None
