@@ -41,7 +41,7 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
     from mpi4py import MPI
 
     from bench import machine
-    from bench.contenders import NATIVE_FORMS, labels
+    from bench.contenders import NATIVE_FORMS, labels, nodes_seen
     from bench.doctor import look
     from bench.job import Job
     from bench.measure import Measuring
@@ -64,7 +64,8 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
         return 0
     check_device(options.device)
     check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
-    contenders = {name: labels(PRIMITIVES[name], options, job.nnodes) for name in options.primitives}
+    nnodes = len(nodes_seen(options, job.nodes, job.nranks))
+    contenders = {name: labels(PRIMITIVES[name], options, nnodes) for name in options.primitives}
     everything = list(points(options))
     wanted = made_with(options, contenders, nranks=job.nranks, nnodes=job.nnodes, mpi=machine.mpi(), seed=SEED)
     if options.resume:

@@ -195,7 +195,7 @@ class SharedMemory:
         window = MPI.Win.Allocate_shared(mine, 1, info, self.node)
         info.Free()
         window.Lock_all(MPI.MODE_NOCHECK)
-        parts = [window.Shared_query(rank)[0] for rank in range(self.node.Get_size())]
+        parts: list[Any] = [window.Shared_query(rank)[0] for rank in range(self.node.Get_size())]
         # What is not touched is only promised, and would still count as free for whoever asks next.
         np.frombuffer(parts[self.rank], np.uint8)[::PAGE_NBYTES] = 0
         addresses = list(map(_address, parts))
