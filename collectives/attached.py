@@ -98,8 +98,6 @@ def _keyval() -> int:
     def on_free(comm: MPI.Comm, keyval: int, attached: Attached) -> None:
         attached.release()
         if not MPI.Is_finalized():
-            if attached.window is not None:
-                attached.window.free()
             if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):  # those go with MPI, when nothing can be received any more
                 drain(attached.comm)
                 for requests, _ in attached.unfinished:
@@ -107,6 +105,8 @@ def _keyval() -> int:
             for requests, _ in attached.unfinished:
                 for request in requests:
                     request.Free()
+            if attached.window is not None:  # only now that nothing is under way from memory in it
+                attached.window.free()
             attached.comm.Free()
 
     return MPI.Comm.Create_keyval(delete_fn=on_free)

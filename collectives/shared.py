@@ -108,15 +108,15 @@ class SharedMemory:
             self._collect()
             if start is None:
                 number, start = self._room(rounded)
-        if self._anywhere(start is None):
-            try:
-                self._enlarge(rounded if start is None else None)
-            except SharedMemoryError:
-                if start is not None:
-                    self._window(number).give_back(start, start + rounded)
-                raise
-            if start is None:
-                number, start = self._room(rounded)
+            if self._anywhere(start is None):
+                try:
+                    self._enlarge(rounded if start is None else None)
+                except SharedMemoryError:
+                    if start is not None:
+                        self._window(number).give_back(start, start + rounded)
+                    raise
+                if start is None:
+                    number, start = self._room(rounded)
         assert start is not None
         return Place(number, self.rank, start), self._memory(number, start, rounded)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collectives import allgather, alloc, alloc_common, shared
+from collectives import allgather, alloc, alloc_common, allreduce, shared
 from collectives.attached import attached_to
 from collectives.shared import LEAST_NBYTES, SharedMemoryError
 
@@ -152,3 +152,25 @@ def test_memory_goes_with_its_communicator(fresh_comm):
         short.Free()
     fresh_comm.Barrier()
     assert mapped() <= before + 2
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_what_is_under_way_from_shared_memory_is_received_before_that_goes(fresh_comm, count):
+    nranks, rank = fresh_comm.Get_size(), fresh_comm.Get_rank()
+    for algorithm, ppn in (("spread", None), ("two_level", 2), ("multi_leader:leaders=1", 2), ("ring", None)):
+        short = fresh_comm.Dup()
+        send, recv = alloc(short, count, "f8"), alloc(short, count, "f8")
+        send[:] = 1
+        interrupted = allreduce.plan(short, send, recv, algorithm=algorithm, ppn=ppn)
+        if rank == 0 or ppn:
+            interrupted.start()
+            for _ in range(3):
+                interrupted.test()
+        interrupted.free()
+        del interrupted, send, recv
+        again = alloc(short, count, "f8")  # perhaps where the others lay
+        again[:] = -1
+        total = np.zeros(1)
+        allreduce(short, np.ones(1), total, algorithm="ring")
+        assert total[0] == nranks
+        short.Free()
