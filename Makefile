@@ -102,8 +102,9 @@ audit: $(READY) ## run every parallel strategy for real and compare what it sent
 HOSTS ?= 4
 PPN ?= 2
 RATE ?= 1gbit
+ACROSS := $(addprefix tests/,$(addprefix collectives/test_mpi_,calls.py hierarchy.py shared.py) bench/test_mpi_clocks.py)
 cluster-test: $(READY) ## run MPI tests and a short sweep across HOSTS pretended hosts of PPN ranks at RATE
-	tests/cluster/run.sh $(HOSTS) $(PPN) $(RATE) $(PY) -m pytest -q -m mpi tests/collectives/test_mpi_calls.py
+	tests/cluster/run.sh $(HOSTS) $(PPN) $(RATE) $(PY) -m pytest -q -m mpi $(ACROSS)
 	tests/cluster/run.sh $(HOSTS) $(PPN) $(RATE) $(PY) -m bench.sweep allreduce broadcast -b 1K -e 1M -f 32 -n 5
 
 clean: ## remove environments and caches; results stay

@@ -12,7 +12,7 @@ from bench.options import Options
 from bench.timing import seconds_of
 from bench.usage import UsageError
 from collectives.buffers import Arena
-from collectives.registry import Primitive
+from collectives.registry import Nodes, Primitive, nodes_of
 
 NATIVE = "native"
 NATIVE_FORMS = (NATIVE, "native_persistent")
@@ -33,6 +33,11 @@ class Contender:
         """Give back what MPI holds."""
         for plan in self.plans:
             plan.free()
+
+
+def nodes_seen(options: Options, nodes: Nodes, nranks: int) -> Nodes:
+    """Return the nodes that algorithms are told of: those that there are, or those that --ppn pretends."""
+    return nodes if options.ppn is None else nodes_of(nranks, options.ppn)
 
 
 def labels(primitive: Primitive, options: Options, nnodes: int = 1) -> list[str]:
@@ -62,28 +67,37 @@ def labels(primitive: Primitive, options: Options, nnodes: int = 1) -> list[str]
 
 
 def make_ready(
-    names: Sequence[str], comm: Any, sets: Sequence[Checked], arena: Arena, start: Callable[[], Any]
+    names: Sequence[str],
+    comm: Any,
+    sets: Sequence[Checked],
+    arena: Arena,
+    start: Callable[[], Any],
+    ppn: int | None = None,
 ) -> list[Contender]:
     """Return the contenders with their plans made, one for each set of buffers; each behind `start`.
 
     Ranks that share CPUs and do not meet before a plan would count the turns of the others as time to make it.
+    `ppn`: so many ranks make a pretended node.
     """
     from collectives.plan import NotApplicable
+    from collectives.shared import SharedMemoryError
 
     contenders = [Contender(name) for name in names]
     for contender in contenders:
-        try:  # all plans of a contender, or none: its preconditions are those of the problem
+        try:  # all plans of a contender, or none
             for checked in sets:
                 start()
-                plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena))
+                plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena, ppn))
                 contender.plan_seconds = contender.plan_seconds or seconds
                 contender.plans.append(plan)
-        except NotApplicable as reason:  # noqa: PERF203 -- a plan costs a thousand times more
+        except (NotApplicable, SharedMemoryError) as reason:  # noqa: PERF203 -- a plan costs a thousand times more
             contender.reason = str(reason)
+            contender.free()
+            contender.plans = []
     return contenders
 
 
-def _plan(name: str, comm: Any, checked: Checked, arena: Arena) -> Any:
+def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None) -> Any:
     problem = checked.problem
     return problem.primitive.plan(
         comm,
@@ -93,4 +107,5 @@ def _plan(name: str, comm: Any, checked: Checked, arena: Arena) -> Any:
         root=problem.root,
         count=problem.count,
         scratch=arena,
+        ppn=ppn,
     )

@@ -10,11 +10,12 @@ import numpy as np
 from bench import machine, summary
 from bench.check import Checked
 from bench.clocks import Clocks
-from bench.contenders import NATIVE, Contender, make_ready
+from bench.contenders import NATIVE, Contender, make_ready, nodes_seen
 from bench.guard import Guard
 from bench.job import THREAD_LEVELS, Job
 from bench.launch import Launch
 from bench.load import Load
+from bench.memories import buffer_sets
 from bench.options import Options
 from bench.points import Point, fingerprint
 from bench.rows import Row
@@ -23,7 +24,7 @@ from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
 from collectives import Arena, barrier
 from collectives.operations import dtype_of
-from collectives.registry import Problem
+from collectives.shared import SharedMemoryError
 
 MEMORY_SHARE = 0.8
 """How much of the memory that is free a point may take."""
@@ -44,10 +45,12 @@ class Measuring:
         self.start = Deadline(job.comm, self.barrier, self.clocks) if options.sync == "deadline" else self.barrier
         self.load = Load(job)
         self.limits = Limits(options.iters, options.warmup, options.max_seconds, options.precision, options.cadence)
+        self.nodes = nodes_seen(options, job.nodes, job.nranks)
         self.settings = {
             "run": run,
             "nranks": job.nranks,
             "nnodes": job.nnodes,
+            "ppn": max(map(len, self.nodes)),
             "thread_level": THREAD_LEVELS[MPI.Query_thread()],
             "oversubscribed": launch.oversubscribed,
             "cadence": options.cadence,
@@ -82,17 +85,19 @@ class Measuring:
             return []
         self.guard.at(str(point))
         self.job.agree(fingerprint(point, names), str(point))
-        problem = point.problem(self.job.nranks)
-        reason = problem.primitive.unmet(problem) or self._too_large(point)
-        if reason:
-            made = self._rows(point, [Contender(name, reason=reason) for name in names])
-        else:
-            made = self._measured(point, problem, names, keep or _forget)
+        reason = point.unmet(self.job.nranks) or self._too_large(point)
+        made = self._skipped(point, names, reason) if reason else self._measured(point, names, keep or _forget)
         return [row for row in made if row.algorithm not in done]
 
-    def _measured(self, point: Point, problem: Problem, names: Sequence[str], keep: Any) -> list[Row]:
-        sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
-        contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier)
+    def _skipped(self, point: Point, names: Sequence[str], reason: str) -> list[Row]:
+        return self._rows(point, [Contender(name, reason=reason) for name in names])
+
+    def _measured(self, point: Point, names: Sequence[str], keep: Any) -> list[Row]:
+        try:
+            sets = self._buffer_sets(point)
+        except SharedMemoryError as reason:  # which is found out before any buffer is made
+            return self._skipped(point, names, str(reason))
+        contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier, self.options.ppn)
         try:
             ready = [one for one in contenders if one.plans]
             costs = self._costs(ready, sets)
@@ -117,11 +122,11 @@ class Measuring:
     def against_itself(self, point: Point, names: Sequence[str]) -> list[tuple[str, str, Samples, Samples]]:
         """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""
         self.guard.at(str(point))
-        problem = point.problem(self.job.nranks)
-        if problem.primitive.unmet(problem) or self._too_large(point):
+        if point.unmet(self.job.nranks) or self._too_large(point):
             return []
-        sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
-        contenders = make_ready([name for name in names for _ in "AB"], self.job.comm, sets, Arena(), self.barrier)
+        sets = self._buffer_sets(point)
+        twice = [name for name in names for _ in "AB"]
+        contenders = make_ready(twice, self.job.comm, sets, Arena(), self.barrier, self.options.ppn)
         try:
             ready = [one for one in contenders if one.plans]
             self._first_calls(ready, sets)
@@ -148,6 +153,10 @@ class Measuring:
             relax=self.start.relax if isinstance(self.start, Deadline) else _content,
         )
         return [one.scaled(1 / point.primitive.legs) for one in taken]
+
+    def _buffer_sets(self, point: Point) -> list[Checked]:
+        problem = point.problem(self.job.nranks)
+        return buffer_sets(self.job, problem, point.dtype, point.op, point.memory, self.options.rotate)
 
     def _too_large(self, point: Point) -> str | None:
         """Return why the point does not fit in memory, as rank 0 sees it, or None.
@@ -180,8 +189,7 @@ class Measuring:
         for index, contender in enumerate(contenders):
             self.guard.alive()
             for place, checked in enumerate(sets):
-                checked.reset()
-                self.barrier()
+                checked.reset(self.barrier)
                 _, seconds = seconds_of(contender.plans[place])
                 if firsts is not None and place == 0:
                     firsts[index] = seconds
@@ -192,7 +200,10 @@ class Measuring:
                 contender.wrong = (contender.wrong or 0) + int(count)
 
     def _costs(self, contenders: Sequence[Contender], sets: Sequence[Checked]) -> dict[str, dict[str, Any]]:
-        """Return what each contender costs the rank that pays most: time to plan, messages, bytes sent, memory."""
+        """Return what each contender costs the rank that pays most: time to plan, messages, bytes sent, memory.
+
+        And the bytes that leave the node that sends most to others.
+        """
         itemsize = dtype_of(sets[0].dtype).itemsize
         buffers = sum(one.footprint_nbytes for one in sets)
         table = np.zeros((len(contenders), 6))
@@ -205,6 +216,7 @@ class Measuring:
                 plan.scratch_nbytes,
                 buffers + plan.scratch_nbytes,
             )
+        between = self._between(contenders, itemsize)
         costs: dict[str, dict[str, Any]] = {}
         for one, (plan_us, rounds, messages, sent, scratch, footprint) in zip(
             contenders, self.job.most(table), strict=True
@@ -217,8 +229,20 @@ class Measuring:
                     "messages_max": int(messages),
                     "sent_nbytes_max": int(sent),
                     "scratch_nbytes": int(scratch),
+                    "between_nbytes_max": between[one.label],
                 }
         return costs
+
+    def _between(self, contenders: Sequence[Contender], itemsize: int) -> dict[str, int]:
+        """Return the bytes that the node which sends most to others sends there, by contender."""
+        here = next(number for number, node in enumerate(self.nodes) if self.job.rank in node)
+        table = np.zeros((len(contenders), len(self.nodes)), np.int64)
+        for figures, one in zip(table, contenders, strict=True):
+            layout = one.plans[0].layout
+            if layout is not None:
+                figures[here] = layout.sent_count_beyond(self.nodes[here]) * itemsize
+        most = self.job.total(table).max(axis=1)
+        return {one.label: int(nbytes) for one, nbytes in zip(contenders, most, strict=True)}
 
     def _rows(
         self,

@@ -28,6 +28,7 @@ DEFAULT = (
 DEVICES = ("auto", "cpu", "cuda")
 CADENCES = ("isolated", "streaming")
 SYNCS = ("barrier", "deadline")
+MEMORIES = ("plain", "registered", "shared")
 
 EXAMPLES = """\
 examples:
@@ -54,6 +55,8 @@ class Options:
     root: int
     accumulate: str | None  # dtype of partial results by hand; None: that of the data
     in_place: tuple[bool, ...]  # whether out of place, in place, or both
+    memories: tuple[str, ...]  # where buffers lie: ordinary arrays, registered ones, or one result for all of a node
+    ppn: int | None  # ranks of a pretended node; None: nodes as MPI sees them
     iters: int  # samples of each contender at a point
     warmup: int  # calls of each contender before its first sample
     max_seconds: float  # of sampling at a point; 0: no limit
@@ -104,6 +107,10 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         if words.accumulate is None
         else _known([words.accumulate], "--accumulate", "dtype", ACCUMULATE)[0],
         in_place=IN_PLACE[_known([words.in_place], "--in-place", "choice", IN_PLACE)[0]],
+        memories=_known(_listed(words.memory), "--memory", "memory", MEMORIES),
+        ppn=None
+        if words.ppn is None
+        else _integer(words.ppn, "--ppn", 1, nranks, f"must be 1 to {nranks} ranks a node"),
         iters=_integer(words.iters, "--iters", 1, None, "must be a whole number, 1 or more"),
         warmup=_integer(words.warmup, "--warmup", 0, None, "must be a whole number, 0 or more"),
         max_seconds=_number(words.max_seconds, "--max-seconds", "must be a number of seconds; 0 is no limit", least=0),
@@ -298,6 +305,11 @@ def _parser() -> _Parser:
     )
     valued(what, "--in-place", "CHOICE", "no", "whether input and output share a buffer: no, yes or both")
     valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")
+    memories = "plain arrays, registered ones (collectives.alloc), or shared: registered, one result for all of a node"
+    valued(what, "--memory", "NAME,...", "plain", memories)
+    what.add_argument(
+        "--ppn", metavar="K", help="pretend that so many ranks make a node (default: the nodes that there are)"
+    )
     valued(sizes, "-b --min-bytes", "SIZE", "8", "the first size")
     valued(sizes, "-e --max-bytes", "SIZE", "16M", "no size is above it; measured where the factor leads to it")
     valued(sizes, "-f --factor", "X", "8", "from each size to the next")

@@ -135,7 +135,8 @@ def table_line(row: Row) -> str:
         ratio = f"{row.native_ratio:.2f} ({row.native_ratio_low:.2f}-{row.native_ratio_high:.2f})"
     times = [_number(value, 2) for value in (row.time_us_p50, row.time_us_p5, row.time_us_p95)]
     widths = [_number(value, 3) for value in (row.algbw_GBps, row.busbw_GBps)]
-    cells = [str(row.nbytes), row.primitive, row.algorithm, *times, *widths, ratio, _number(row.wrong, 0)]
+    where = "" if row.memory == "plain" else f", {row.memory}"
+    cells = [str(row.nbytes), row.primitive, row.algorithm + where, *times, *widths, ratio, _number(row.wrong, 0)]
     note = "" if row.status == "ok" else f"  # {row.status}: {row.reason}"
     return line_of(cells) + note
 

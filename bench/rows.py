@@ -15,10 +15,11 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
-SCHEMA = 2
+SCHEMA = 3
 # History of the schema. Columns keep their names and their order; new ones are appended.
 # 1: the first, up to `reason`.
 # 2: how samples were taken (`cadence` to `cache`), the first call, intervals, skew, stragglers, verdict, cautions.
+# 3: nodes (`between_nbytes_max`, `ppn`).
 
 ROWS_FILE = "rows.csv"
 RUN_FILE = "run.json"
@@ -96,6 +97,8 @@ class Row:
     native_p: float | None = None  # of the sign test of equal speed, corrected for all contenders of the point
     verdict: str = ""  # faster or slower than the baseline, or no difference shown
     cautions: str = ""  # reasons not to take the times at face value, see bench.cautions
+    between_nbytes_max: int | None = None  # sent to other nodes by the node that sends most; nodes as `ppn` says
+    ppn: int | None = None  # ranks on a node, the most; fewer than nranks / nnodes where nodes were pretended
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
