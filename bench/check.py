@@ -7,7 +7,7 @@ sums are exact in any order and a block in the wrong place is seen. Equality is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -65,6 +65,16 @@ class Guarded:
     def intact(self) -> bool:
         """Whether both guards are as they were."""
         return bool((self._before == GUARD).all() and (self._after == GUARD).all())
+
+
+class Buffers(Protocol):
+    """Buffers of a call that can be set up and looked at."""
+
+    def reset(self) -> None:
+        """Put the input into them."""
+
+    def wrong(self) -> int:
+        """Return how many elements differ from what must be there after the call."""
 
 
 class Checked:

@@ -92,5 +92,6 @@ def _plan(name: str, comm: Any, checked: Checked, arena: Arena) -> Any:
         op=checked.op,
         root=problem.root,
         count=problem.count,
+        counts=problem.counts,
         scratch=arena,
     )

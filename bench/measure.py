@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench import machine, summary
-from bench.check import Checked
+from bench.check import Buffers, Checked
 from bench.clocks import Clocks
 from bench.contenders import NATIVE, Contender, make_ready
 from bench.guard import Guard
@@ -83,7 +83,7 @@ class Measuring:
         self.guard.at(str(point))
         self.job.agree(fingerprint(point, names), str(point))
         problem = point.problem(self.job.nranks)
-        reason = problem.primitive.unmet(problem) or self._too_large(point)
+        reason = problem.primitive.unmet(problem) or self.too_large(point.nbytes)
         if reason:
             made = self._rows(point, [Contender(name, reason=reason) for name in names])
         else:
@@ -96,16 +96,16 @@ class Measuring:
         try:
             ready = [one for one in contenders if one.plans]
             costs = self._costs(ready, sets)
-            self._first_calls(ready, sets)
+            self.first_calls(ready, sets)
             right = [one for one in ready if not one.wrong]
             for checked in sets:
                 checked.randomise(self.seed + self.job.rank)
             self.clocks.look()
             self.load.look()
             names = [one.label for one in right]
-            samples = dict(zip(names, self._sample(point, right), strict=False))
+            samples = dict(zip(names, self.sample(right, point.primitive.legs), strict=False))
             load = self.load.look()
-            self._check(right, sets)
+            self.check(right, sets)
         finally:
             for contender in contenders:
                 contender.free()
@@ -118,23 +118,25 @@ class Measuring:
         """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""
         self.guard.at(str(point))
         problem = point.problem(self.job.nranks)
-        if problem.primitive.unmet(problem) or self._too_large(point):
+        if problem.primitive.unmet(problem) or self.too_large(point.nbytes):
             return []
         sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
         contenders = make_ready([name for name in names for _ in "AB"], self.job.comm, sets, Arena(), self.barrier)
         try:
             ready = [one for one in contenders if one.plans]
-            self._first_calls(ready, sets)
-            taken = self._sample(point, ready)
+            self.first_calls(ready, sets)
+            taken = self.sample(ready, point.primitive.legs)
         finally:
             for contender in contenders:
                 contender.free()
         pairs = zip(ready[::2], taken[::2], taken[1::2], strict=False)
         return [(str(point), one.label, first, second) for one, first, second in pairs]
 
-    def _sample(self, point: Point, contenders: Sequence[Contender]) -> list[Samples]:
-        """Return the samples of each contender, on rank 0."""
-        calls = [[one.plans[place] for one in contenders] for place in range(self.options.rotate)]
+    def sample(self, contenders: Sequence[Contender], legs: int = 1) -> list[Samples]:
+        """Return the samples of each contender, on rank 0, of one of the `legs` of a call; turns walk through plans."""
+        if not contenders:
+            return []
+        calls = [list(plans) for plans in zip(*(one.plans for one in contenders), strict=True)]
         firsts = [one.first_seconds for one in contenders]
         taken = sample(
             calls,
@@ -147,28 +149,28 @@ class Measuring:
             alive=self.guard.alive,
             relax=self.start.relax if isinstance(self.start, Deadline) else _content,
         )
-        return [one.scaled(1 / point.primitive.legs) for one in taken]
+        return [one.scaled(1 / legs) for one in taken]
 
-    def _too_large(self, point: Point) -> str | None:
-        """Return why the point does not fit in memory, as rank 0 sees it, or None.
+    def too_large(self, nbytes: int) -> str | None:
+        """Return why a vector of `nbytes` does not fit in memory, as rank 0 sees it, or None.
 
         A rank holds send and receive buffers, the input and the expected result to compare with, and scratch.
         """
-        needed = (4 + 2 * self.options.rotate) * point.nbytes * self.job.local_nranks
+        needed = (4 + 2 * self.options.rotate) * nbytes * self.job.local_nranks
         limit = self.options.memory_limit or (None if self._free_nbytes is None else MEMORY_SHARE * self._free_nbytes)
         if self.job.decide(limit is None or needed <= limit):
             return None
         return f"needs {needed / 2**20:.0f} MiB on a node, of which {(limit or 0) / 2**20:.0f} MiB may be used"
 
-    def _first_calls(self, contenders: Sequence[Contender], sets: Sequence[Checked]) -> None:
+    def first_calls(self, contenders: Sequence[Contender], sets: Sequence[Buffers]) -> None:
         """Call each contender for the first time, on checked buffers, and note how long that took."""
         firsts = np.zeros(len(contenders))
-        self._check(contenders, sets, firsts)
+        self.check(contenders, sets, firsts)
         for contender, seconds in zip(contenders, self.job.most(firsts), strict=True):
             contender.first_seconds = float(seconds)
 
-    def _check(
-        self, contenders: Sequence[Contender], sets: Sequence[Checked], firsts: np.ndarray[Any, Any] | None = None
+    def check(
+        self, contenders: Sequence[Contender], sets: Sequence[Buffers], firsts: np.ndarray[Any, Any] | None = None
     ) -> None:
         """Call each contender once on each set, as if for the first time, and count wrong elements over all ranks.
 

@@ -13,8 +13,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from bench import __version__
+from bench import __version__, strategy_options
 from bench.sizes import geometric, parse_size
+from bench.strategy_options import SHORT, StrategyOptions
 from bench.usage import UsageError
 from collectives.operations import DTYPES, OPERATIONS
 
@@ -34,6 +35,7 @@ examples:
   mpirun -n 8 python -m bench.sweep
   mpirun -n 4 python -m bench.sweep allreduce -b 1K -e 64M -f 4
   mpirun -n 4 python -m bench.sweep broadcast -a binomial,chain:segments=16 -d float32,float64
+  mpirun -n 8 python -m bench.sweep --strategy all --model llama3-8b --mesh tp=2,cp=2,dp=2 --scale-bytes 1/64
 
 SIZE is the whole vector in bytes, as nccl-tests counts it: 8, 4K, 1.5M, 2GiB, in powers of 1024.
 """
@@ -70,6 +72,7 @@ class Options:
     device: str
     plots: bool
     quiet: bool
+    strategies: StrategyOptions | None  # training steps to replay besides
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -88,8 +91,11 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
     words = _words(argv)
     if words.help or words.version:
         words = _words(["--help"] if words.help else ["--version"])  # whatever else was typed does not matter
-    chosen = _primitives(words.primitives, tuple(algorithms))
-    contenders = [name for primitive in chosen for name in algorithms[primitive]]
+    strategies = strategy_options.parse(words)
+    chosen = () if strategies and not words.primitives else _primitives(words.primitives, tuple(algorithms))
+    if not words.primitives and not words.algorithm:
+        strategies = strategies or SHORT
+    contenders = [name for primitive in (algorithms if strategies else chosen) for name in algorithms[primitive]]
     options = Options(
         show="help" if words.help else "version" if words.version else "list" if words.list else "sweep",
         primitives=chosen,
@@ -120,7 +126,10 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         device=_known([words.device], "--device", "device", DEVICES)[0],
         plots=not words.no_plots,
         quiet=words.quiet,
+        strategies=strategies,
     )
+    if options.resume and words.strategy is not None:
+        raise UsageError("--resume", options.resume, "a replay of strategies cannot be resumed: start it anew")
     if options.resume and options.output:
         raise UsageError("--output", options.output, "--resume writes to the folder that it names: leave one out")
     geometric(options.min_bytes, options.max_bytes, options.factor)  # raises where they give no sweep
@@ -315,6 +324,7 @@ def _parser() -> _Parser:
         metavar="SIZE",
         help="what a point's buffers may take on a node; larger points are skipped (default: 80%% of what is free)",
     )
+    strategy_options.add_arguments(parser.add_argument_group("training steps"))
     output.add_argument(
         "-o", "--output", metavar="DIR", help="a new or empty folder (default: results/<UTC time>-<host>-n<ranks>)"
     )

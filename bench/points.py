@@ -77,7 +77,7 @@ def has_in_place(primitive: Primitive) -> bool:
     return not primitive.one_buffer and any(primitive.aliasing(problem, rank) for rank in range(2))
 
 
-def fingerprint(point: Point, contenders: Sequence[str]) -> int:
+def fingerprint(point: object, contenders: Sequence[str]) -> int:
     """Return a hash by which ranks see whether they are about to measure the same."""
     text = "|".join([str(point), *contenders])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")

@@ -47,9 +47,12 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
     from bench.measure import Measuring
     from bench.options import parse_or_exit
     from bench.output import Output
+    from bench.pattern_rows import STRATEGIES_FILE
     from bench.points import points
     from bench.preflight import told
     from bench.resume import Earlier, earlier, made_with
+    from bench.strategy_options import trainings
+    from bench.strategy_sweep import rows
     from collectives import PRIMITIVES
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
@@ -66,6 +69,8 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
     check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
     contenders = {name: labels(PRIMITIVES[name], options, job.nnodes) for name in options.primitives}
     everything = list(points(options))
+    strategies = options.strategies
+    steps = job.on_leader(lambda: trainings(strategies, job.nranks)) if strategies else []
     wanted = made_with(options, contenders, nranks=job.nranks, nnodes=job.nnodes, mpi=machine.mpi(), seed=SEED)
     if options.resume:
         folder = options.resume
@@ -92,6 +97,10 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
             for row in measuring.rows(point, names, done, output.write_samples):
                 output.write(row)
                 statuses[row.status] += 1
+        if strategies and job.decide(not (folder / STRATEGIES_FILE).exists()):
+            for step in rows(measuring, strategies, steps):
+                output.write_step(step)
+                statuses[step.status] += 1
         measuring.free()
         peak = job.most(np.array([machine.peak_nbytes()]))[0]  # of measuring: pictures take rank 0 far more
         if job.leads and options.plots:
