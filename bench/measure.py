@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,17 +133,21 @@ class Measuring:
         pairs = zip(ready[::2], taken[::2], taken[1::2], strict=False)
         return [(str(point), one.label, first, second) for one, first, second in pairs]
 
-    def sample(self, contenders: Sequence[Contender], legs: int = 1) -> list[Samples]:
-        """Return the samples of each contender, on rank 0, of one of the `legs` of a call; turns walk through plans."""
+    def sample(self, contenders: Sequence[Contender], legs: int = 1, max_seconds: float | None = None) -> list[Samples]:
+        """Return the samples of each contender, on rank 0, of one of the `legs` of a call; turns walk through plans.
+
+        max_seconds: of sampling, where it is not as the options say.
+        """
         if not contenders:
             return []
         calls = [list(plans) for plans in zip(*(one.plans for one in contenders), strict=True)]
         firsts = [one.first_seconds for one in contenders]
+        limits = self.limits if max_seconds is None else replace(self.limits, max_seconds=max_seconds)
         taken = sample(
             calls,
             self.start,
             self.job,
-            self.limits,
+            limits,
             self.seed,
             firsts,
             shared=self.clocks.relation.shared,

@@ -33,10 +33,18 @@ class StrategyOptions:
     routing: str = "uniform"
     scale: Fraction = Fraction(1)
     overlap: bool = False
+    algorithms: tuple[str, ...] = ()  # beside native; empty: those of the sweep
+    max_seconds: float | None = None  # for each kind of call and each whole step; None: as in the sweep
 
 
-SHORT = StrategyOptions(("tensor", "sequence", "ulysses", "expert"), demanded=False, scale=Fraction(1, 4))
-"""What a sweep with defaults replays: a tiny model, so that it takes seconds."""
+SHORT = StrategyOptions(
+    ("tensor", "ulysses", "expert"),
+    demanded=False,
+    scale=Fraction(1, 4),
+    algorithms=("spread", "pairwise", "recursive_doubling", "window"),
+    max_seconds=0.1,
+)
+"""What a sweep with defaults replays: a tiny model and few contenders, so that it takes seconds."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ replayed with all calls native, with each algorithm that was named where it appl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from strategies.cases import STRATEGIES
 
 def rows(measuring: Measuring, options: StrategyOptions, trainings: Sequence[Training]) -> Iterator[PatternRow]:
     """Yield on rank 0 the rows of all trainings, as they are measured; the other ranks yield nothing."""
+    contenders = replace(measuring.options, algorithms=options.algorithms or measuring.options.algorithms)
     for training in trainings:
         settings = settings_of(training, options, measuring.settings)
         if training.reason or training.mesh is None:
@@ -33,7 +35,7 @@ def rows(measuring: Measuring, options: StrategyOptions, trainings: Sequence[Tra
             continue
         mesh = training.mesh
         traffic = STRATEGIES[training.strategy].traffic(training.job, mesh, measuring.job.rank)
-        replay = Replay(measuring.job.comm, mesh, traffic, options.scale, measuring.options, measuring.job.nnodes)
+        replay = Replay(measuring.job.comm, mesh, traffic, options.scale, contenders, measuring.job.nnodes)
         try:
             reason = "" if replay.kinds else "makes no call on this mesh"
             reason = reason or measuring.too_large(replay.largest_nbytes) or ""
@@ -61,7 +63,7 @@ def _step(
     alone: list[Alone] = []
     for kind in replay.kinds:
         measuring.guard.at(f"{name}: {kind}")
-        alone.append(_alone(measuring, replay, kind))
+        alone.append(_alone(measuring, replay, kind, options.max_seconds))
     yield from _on_leader(measuring, partial(alone_rows, alone, settings, measuring.seed))
     if options.overlap:
         for one in alone:
@@ -74,10 +76,10 @@ def _step(
         yield from _on_leader(measuring, partial(_skipped, settings, reason))
         return
     measuring.guard.at(f"{name}: the whole step")
-    yield from _whole(measuring, replay, alone, settings)
+    yield from _whole(measuring, replay, alone, settings, options.max_seconds)
 
 
-def _alone(measuring: Measuring, replay: Replay, kind: Kind) -> Alone:
+def _alone(measuring: Measuring, replay: Replay, kind: Kind, max_seconds: float | None) -> Alone:
     """Measure the contenders for one kind; those that are not needed for whole steps are freed."""
     job = measuring.job
     job.agree(fingerprint(kind, replay.names(kind)), str(kind))
@@ -86,7 +88,8 @@ def _alone(measuring: Measuring, replay: Replay, kind: Kind) -> Alone:
     ready = [one for one in contenders if not one.reason]
     measuring.first_calls(ready, sets)
     right = [one for one in ready if not one.wrong]
-    samples = dict(zip([one.label for one in right], measuring.sample(right), strict=False))
+    taken = measuring.sample(right, max_seconds=max_seconds)
+    samples = dict(zip([one.label for one in right], taken, strict=False))
     measuring.check(right, sets)
     right = [one for one in right if not one.wrong]
     medians = np.array([np.median(samples[one.label].slowest) if job.leads else 0.0 for one in right])
@@ -102,7 +105,11 @@ def _alone(measuring: Measuring, replay: Replay, kind: Kind) -> Alone:
 
 
 def _whole(
-    measuring: Measuring, replay: Replay, alone: Sequence[Alone], settings: Mapping[str, Any]
+    measuring: Measuring,
+    replay: Replay,
+    alone: Sequence[Alone],
+    settings: Mapping[str, Any],
+    max_seconds: float | None,
 ) -> Sequence[PatternRow]:
     """Replay the whole step in each way; and check once more that all calls still give what they must."""
     ways: dict[str, dict[Kind, Contender]] = {NATIVE: _way(alone, NATIVE)}
@@ -112,7 +119,7 @@ def _whole(
     ways[BEST] = {one.kind: one.best for one in alone if one.best is not None}
     replays = [Contender(way, [replay.whole(chosen)]) for way, chosen in ways.items()]
     measuring.first_calls(replays, [_Unchecked()])
-    samples = measuring.sample(replays)
+    samples = measuring.sample(replays, max_seconds=max_seconds)
     for one in alone:
         used = list({id(chosen[one.kind]): chosen[one.kind] for chosen in ways.values()}.values())
         measuring.check(used, replay.sets(one.kind))
