@@ -111,10 +111,6 @@ def parse(words: argparse.Namespace) -> StrategyOptions | None:
         parse_order(words.order)
     except ValueError as error:
         raise UsageError("--order", words.order, str(error)) from error
-    counts = {
-        name: _count(getattr(words, name), f"--{name.replace('_', '-')}", 0 if name == "seq" else 1)
-        for name in ("batch", "seq", "micro_batches", "virtual_stages")
-    }
     return StrategyOptions(
         tuple(STRATEGIES) if every else names,
         demanded=not every,
@@ -126,7 +122,10 @@ def parse(words: argparse.Namespace) -> StrategyOptions | None:
         routing=words.routing,
         scale=scale,
         overlap=words.overlap,
-        **counts,
+        batch=_count(words.batch, "--batch", 1),
+        seq=_count(words.seq, "--seq", 0),
+        micro_batches=_count(words.micro_batches, "--micro-batches", 1),
+        virtual_stages=_count(words.virtual_stages, "--virtual-stages", 1),
     )
 
 
