@@ -149,7 +149,7 @@ class Replay:
             tag, nsends = self.kinds.index(kind), max(1, self.step.times(kind))
             contenders = message_contenders(group, tag, part.send_to, part.receive_from, nsends, sets)
         else:
-            contenders = make_ready(names, group, sets, self._arena)
+            contenders = make_ready(names, group, sets, self._arena, group.Barrier)
         reasons = self.comm.allgather([one.reason for one in contenders])
         for index, one in enumerate(contenders):
             one.reason = next(filter(None, (theirs[index] for theirs in reasons)), "")
