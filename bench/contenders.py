@@ -33,6 +33,7 @@ class Contender:
         """Give back what MPI holds."""
         for plan in self.plans:
             plan.free()
+        self.plans = []
 
 
 def labels(primitive: Primitive, options: Options, nnodes: int = 1) -> list[str]:
@@ -81,6 +82,15 @@ def make_ready(
         except NotApplicable as reason:  # noqa: PERF203 -- a plan costs a thousand times more
             contender.reason = str(reason)
     return contenders
+
+
+def agree(comm: Any, contenders: Sequence[Contender]) -> None:
+    """Skip on all ranks of `comm` what is skipped on any: others may have no part in it, or be in another group."""
+    reasons = comm.allgather([one.reason for one in contenders])
+    for index, one in enumerate(contenders):
+        one.reason = next(filter(None, (theirs[index] for theirs in reasons)), "")
+        if one.reason:
+            one.free()
 
 
 def _plan(name: str, comm: Any, checked: Checked, arena: Arena) -> Any:

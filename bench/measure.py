@@ -11,8 +11,10 @@ import numpy as np
 from bench import machine, summary
 from bench.check import Buffers, Checked
 from bench.clocks import Clocks
-from bench.contenders import NATIVE, Contender, make_ready
+from bench.contenders import NATIVE, Contender, agree, make_ready
+from bench.groups import Group
 from bench.guard import Guard
+from bench.idle import Idle
 from bench.job import THREAD_LEVELS, Job
 from bench.launch import Launch
 from bench.load import Load
@@ -47,7 +49,6 @@ class Measuring:
         self.limits = Limits(options.iters, options.warmup, options.max_seconds, options.precision, options.cadence)
         self.settings = {
             "run": run,
-            "nranks": job.nranks,
             "nnodes": job.nnodes,
             "thread_level": THREAD_LEVELS[MPI.Query_thread()],
             "oversubscribed": launch.oversubscribed,
@@ -55,9 +56,15 @@ class Measuring:
             "sync": options.sync,
             "rotate": options.rotate,
         }
+        self.among(Group.whole(job.comm))
         self.empty_seconds = 0.0  # what an empty call takes in the same loop
         self._free_nbytes = machine.memory("MemAvailable")
         self._caches, self._governed = machine.cache_levels(), machine.governed()
+
+    def among(self, group: Group) -> None:
+        """From now on measure the calls of this group, beside as many others as it says."""
+        self.group = group
+        self.settings |= {"nranks": group.nranks, "ngroups": group.ngroups, "stride": group.stride}
 
     def free(self) -> None:
         """Give back what MPI holds, and end the guard's watch."""
@@ -83,7 +90,7 @@ class Measuring:
             return []
         self.guard.at(str(point))
         self.job.agree(fingerprint(point, names), str(point))
-        problem = point.problem(self.job.nranks)
+        problem = point.problem(self.group.nranks)
         reason = problem.primitive.unmet(problem) or self.too_large(point.nbytes)
         if reason:
             made = self._rows(point, [Contender(name, reason=reason) for name in names])
@@ -92,8 +99,7 @@ class Measuring:
         return [row for row in made if row.algorithm not in done]
 
     def _measured(self, point: Point, problem: Problem, names: Sequence[str], keep: Any) -> list[Row]:
-        sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
-        contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier)
+        sets, contenders = self._made_ready(point, problem, names)
         try:
             ready = [one for one in contenders if one.plans]
             costs = self._costs(ready, sets)
@@ -114,6 +120,20 @@ class Measuring:
             costs[one.label]["first_call_us"] = one.first_seconds * 1e6 / point.primitive.legs
         keep(point, samples)
         return self._rows(point, contenders, samples, costs, load)
+
+    def _made_ready(self, point: Point, problem: Problem, names: Sequence[str]) -> tuple[list[Any], list[Contender]]:
+        """Return the sets of buffers and the contenders on them; of a rank without a part, those that do nothing."""
+        group, nsets = self.group, self.options.rotate
+        if not group.taking_part:
+            idle = [Idle(point.dtype) for _ in range(nsets)]
+            contenders = [Contender(name, list(idle)) for name in names]
+            agree(self.job.comm, contenders)
+            return idle, contenders
+        sets = [Checked(problem, group.rank, point.dtype, point.op) for _ in range(nsets)]
+        contenders = make_ready(names, group.comm, sets, Arena(), group.comm.Barrier if group.words else self.barrier)
+        if group.words:
+            agree(self.job.comm, contenders)
+        return sets, contenders
 
     def against_itself(self, point: Point, names: Sequence[str]) -> list[tuple[str, str, Samples, Samples]]:
         """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from bench import __version__, strategy_options
+from bench.groups import Split, parse_groups
 from bench.sizes import geometric, parse_size
 from bench.strategy_options import SHORT, StrategyOptions
 from bench.usage import UsageError
@@ -73,6 +74,7 @@ class Options:
     plots: bool
     quiet: bool
     strategies: StrategyOptions | None  # training steps to replay besides
+    groups: tuple[Split, ...]  # into which all ranks are split; empty: they are one group
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -93,7 +95,8 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         words = _words(["--help"] if words.help else ["--version"])  # whatever else was typed does not matter
     strategies = strategy_options.parse(words)
     chosen = () if strategies and not words.primitives else _primitives(words.primitives, tuple(algorithms))
-    if not words.primitives and not words.algorithm:
+    splits = () if words.groups is None else parse_groups(words.groups, nranks)
+    if not words.primitives and not words.algorithm and not splits:
         strategies = strategies or SHORT
     contenders = [name for primitive in (algorithms if strategies else chosen) for name in algorithms[primitive]]
     options = Options(
@@ -127,13 +130,29 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         plots=not words.no_plots,
         quiet=words.quiet,
         strategies=strategies,
+        groups=splits,
     )
+    if splits:
+        _check_groups(options, words.root, nranks)
     if options.resume and words.strategy is not None:
         raise UsageError("--resume", options.resume, "a replay of strategies cannot be resumed: start it anew")
     if options.resume and options.output:
         raise UsageError("--output", options.output, "--resume writes to the folder that it names: leave one out")
     geometric(options.min_bytes, options.max_bytes, options.factor)  # raises where they give no sweep
     return options
+
+
+def _check_groups(options: Options, root: str, nranks: int) -> None:
+    """Raise UsageError for what does not go with groups."""
+    least = min(nranks // split.ngroups(nranks) for split in options.groups)
+    if options.root >= least:
+        raise UsageError("--root", root, f"a group of --groups has ranks 0 to {least - 1}")
+    for option, given in (("--resume", options.resume), ("--samples", options.samples)):
+        if given:
+            raise UsageError(option, given, "does not go with --groups, which it cannot tell apart: leave one out")
+    if options.strategies:
+        remedy = "does not go with --groups: its groups are those of --mesh"
+        raise UsageError("--strategy", ",".join(options.strategies.names), remedy)
 
 
 def parse_or_exit(argv: Sequence[str], rank: int, nranks: int, algorithms: Mapping[str, Collection[str]]) -> Options:
@@ -300,6 +319,11 @@ def _parser() -> _Parser:
     valued(what, "-d --dtype", "TYPE,...", "float32", ", ".join(DTYPES))
     valued(what, "--op", "OP,...", "sum", f"how values are combined: {', '.join(OPERATIONS)}")
     valued(what, "-r --root", "RANK", "0", "of rooted primitives")
+    what.add_argument(
+        "--groups",
+        metavar="SPLIT",
+        help="split all ranks, as 'mod 4' or 'div 4', and measure one group alone and all at once (default: no split)",
+    )
     what.add_argument(
         "--accumulate",
         metavar="TYPE",

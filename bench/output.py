@@ -78,6 +78,11 @@ class Output:
         if pattern_table.shown(row):
             self._say(pattern_table.line(row))
 
+    def section(self, words: str) -> None:
+        """Say in the table what the rows below are about; nothing where there are no words."""
+        if self.leads and words:
+            self._say(f"# {words}")
+
     def write_samples(self, point: Point, samples: Mapping[str, Samples]) -> None:
         """Append every sample taken at a point to the table of samples, where it was asked for."""
         if self._table is not None:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from bench.check import Checked, Empty
-from bench.contenders import Contender, labels, make_ready
+from bench.contenders import Contender, agree, labels, make_ready
+from bench.idle import Idle
 from bench.messages import CONTENDERS, CheckedMessage, message_contenders
 from bench.options import Options
 from bench.pattern import MESSAGE, Kind, Part, all_kinds, problem_of, step_of
@@ -25,23 +26,6 @@ from strategies.mesh import Mesh
 from strategies.traffic import Call
 
 SLACK_NBYTES = 512  # for guards and alignment
-
-
-class Idle:
-    """A rank without a part in a call: its buffers and its plan at once."""
-
-    def __call__(self) -> None:
-        """Do nothing."""
-
-    start = wait = free = reset = __call__
-
-    def test(self) -> bool:
-        """It is complete."""
-        return True
-
-    def wrong(self) -> int:
-        """Nothing is wrong."""
-        return 0
 
 
 class Pool:
@@ -130,7 +114,7 @@ class Replay:
         part = self.step.parts.get(kind)
         empties = self._pool.empties()
         if part is None:
-            return [Idle() for _ in empties]
+            return [Idle(self.dtype) for _ in empties]
         place = part.group.index(self.rank)
         if kind.primitive == MESSAGE:
             count = max(1, kind.nbytes // self._itemsize)
@@ -150,18 +134,9 @@ class Replay:
             contenders = message_contenders(group, tag, part.send_to, part.receive_from, nsends, sets)
         else:
             contenders = make_ready(names, group, sets, self._arena, group.Barrier)
-        reasons = self.comm.allgather([one.reason for one in contenders])
-        for index, one in enumerate(contenders):
-            one.reason = next(filter(None, (theirs[index] for theirs in reasons)), "")
-            if one.reason:
-                self.drop(one)
+        agree(self.comm, contenders)
         self._made += contenders
         return contenders
-
-    def drop(self, contender: Contender) -> None:
-        """Free the plans of a contender that is not needed any more."""
-        contender.free()
-        contender.plans = []
 
     def whole(self, chosen: Mapping[Kind, Contender]) -> Callable[[], None]:
         """Return a call that makes all calls of the step in order, each kind through the contender chosen for it."""
@@ -189,5 +164,5 @@ class Replay:
     def free(self) -> None:
         """Give back what MPI holds."""
         for contender in self._made:
-            self.drop(contender)
+            contender.free()
         self._made = []

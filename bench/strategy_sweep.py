@@ -97,7 +97,7 @@ def _alone(measuring: Measuring, replay: Replay, kind: Kind, max_seconds: float 
     named = {word.partition(":")[0] for word in measuring.options.algorithms}
     for one in contenders:
         if one is not best and one.label != NATIVE and one.label.partition(":")[0] not in named:
-            replay.drop(one)
+            one.free()
     calls = job.comm.gather({phase: replay.step.times(kind, phase) for phase in replay.phases(kind)}, 0)
     return Alone(
         kind, replay.parts[kind], replay.groups(kind), replay.why(kind), contenders, samples, best, calls or []

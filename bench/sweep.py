@@ -43,6 +43,7 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
     from bench import machine
     from bench.contenders import NATIVE_FORMS, labels
     from bench.doctor import look
+    from bench.groups import Group, groups
     from bench.job import Job
     from bench.measure import Measuring
     from bench.options import parse_or_exit
@@ -92,11 +93,15 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
         resumed = [*before.facts.get("resumed", []), known_facts["started"]]
         known_facts |= {"started": before.facts["started"], "resumed": resumed}
     with Output(folder, known_facts, job.leads, options.quiet) as output:
-        for point in output.progress(everything):
-            names, done = contenders[point.primitive.name], before.done_at(point)
-            for row in measuring.rows(point, names, done, output.write_samples):
-                output.write(row)
-                statuses[row.status] += 1
+        for group in groups(job.comm, options.groups):
+            measuring.among(group)
+            output.section(group.words)
+            for point in output.progress(everything):
+                names, done = contenders[point.primitive.name], before.done_at(point)
+                for row in measuring.rows(point, names, done, output.write_samples):
+                    output.write(row)
+                    statuses[row.status] += 1
+        measuring.among(Group.whole(job.comm))
         if strategies and job.decide(not (folder / STRATEGIES_FILE).exists()):
             for step in rows(measuring, strategies, steps):
                 output.write_step(step)

@@ -59,6 +59,7 @@ def test_defaults():
         plots=True,
         quiet=False,
         strategies=SHORT,
+        groups=(),
     )
 
 
@@ -98,6 +99,7 @@ def test_every_option_has_its_place():
         plots=False,
         quiet=True,
         strategies=None,
+        groups=(),
     )
 
 
