@@ -7,7 +7,7 @@ sums are exact in any order and a block in the wrong place is seen. Equality is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -82,6 +82,20 @@ def buffer_counts(problem: Problem, rank: int) -> tuple[int, int]:
 
 def _nobody() -> None:
     pass
+
+
+MEETINGS = 3
+"""How often ranks meet while buffers are set up."""
+
+
+class Buffers(Protocol):
+    """Buffers of a call that can be set up and looked at."""
+
+    def reset(self, meet: Callable[[], Any]) -> None:
+        """Put the input into them; `meet` waits for all ranks, as often on each."""
+
+    def wrong(self) -> int:
+        """Return how many elements differ from what must be there after the call."""
 
 
 class Checked:

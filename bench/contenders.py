@@ -33,6 +33,7 @@ class Contender:
         """Give back what MPI holds."""
         for plan in self.plans:
             plan.free()
+        self.plans = []
 
 
 def nodes_seen(options: Options, nodes: Nodes, nranks: int) -> Nodes:
@@ -97,6 +98,15 @@ def make_ready(
     return contenders
 
 
+def agree(comm: Any, contenders: Sequence[Contender]) -> None:
+    """Skip on all ranks of `comm` what is skipped on any: others may have no part in it, or be in another group."""
+    reasons = comm.allgather([one.reason for one in contenders])
+    for index, one in enumerate(contenders):
+        one.reason = next(filter(None, (theirs[index] for theirs in reasons)), "")
+        if one.reason:
+            one.free()
+
+
 def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None) -> Any:
     problem = checked.problem
     return problem.primitive.plan(
@@ -106,6 +116,7 @@ def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None)
         op=checked.op,
         root=problem.root,
         count=problem.count,
+        counts=problem.counts,
         scratch=arena,
         ppn=ppn,
     )

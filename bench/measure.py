@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bench import machine, summary
-from bench.check import Checked
+from bench.check import Buffers, Checked
 from bench.clocks import Clocks
-from bench.contenders import NATIVE, Contender, make_ready, nodes_seen
+from bench.contenders import NATIVE, Contender, agree, make_ready, nodes_seen
+from bench.groups import Group
 from bench.guard import Guard
+from bench.idle import Idle
 from bench.job import THREAD_LEVELS, Job
 from bench.launch import Launch
 from bench.load import Load
@@ -48,7 +51,6 @@ class Measuring:
         self.nodes = nodes_seen(options, job.nodes, job.nranks)
         self.settings = {
             "run": run,
-            "nranks": job.nranks,
             "nnodes": job.nnodes,
             "ppn": max(map(len, self.nodes)),
             "thread_level": THREAD_LEVELS[MPI.Query_thread()],
@@ -57,9 +59,15 @@ class Measuring:
             "sync": options.sync,
             "rotate": options.rotate,
         }
+        self.among(Group.whole(job.comm))
         self.empty_seconds = 0.0  # what an empty call takes in the same loop
         self._free_nbytes = machine.memory("MemAvailable")
         self._caches, self._governed = machine.cache_levels(), machine.governed()
+
+    def among(self, group: Group) -> None:
+        """From now on measure the calls of this group, beside as many others as it says."""
+        self.group = group
+        self.settings |= {"nranks": group.nranks, "ngroups": group.ngroups, "stride": group.stride}
 
     def free(self) -> None:
         """Give back what MPI holds, and end the guard's watch."""
@@ -85,7 +93,7 @@ class Measuring:
             return []
         self.guard.at(str(point))
         self.job.agree(fingerprint(point, names), str(point))
-        reason = point.unmet(self.job.nranks) or self._too_large(point)
+        reason = point.unmet(self.group.nranks) or self.too_large(point.nbytes)
         made = self._skipped(point, names, reason) if reason else self._measured(point, names, keep or _forget)
         return [row for row in made if row.algorithm not in done]
 
@@ -94,23 +102,22 @@ class Measuring:
 
     def _measured(self, point: Point, names: Sequence[str], keep: Any) -> list[Row]:
         try:
-            sets = self._buffer_sets(point)
+            sets, contenders = self._made_ready(point, names)
         except SharedMemoryError as reason:  # which is found out before any buffer is made
             return self._skipped(point, names, str(reason))
-        contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier, self.options.ppn)
         try:
             ready = [one for one in contenders if one.plans]
             costs = self._costs(ready, sets)
-            self._first_calls(ready, sets)
+            self.first_calls(ready, sets)
             right = [one for one in ready if not one.wrong]
             for checked in sets:
                 checked.randomise(self.seed + self.job.rank)
             self.clocks.look()
             self.load.look()
             names = [one.label for one in right]
-            samples = dict(zip(names, self._sample(point, right), strict=False))
+            samples = dict(zip(names, self.sample(right, point.primitive.legs), strict=False))
             load = self.load.look()
-            self._check(right, sets)
+            self.check(right, sets)
         finally:
             for contender in contenders:
                 contender.free()
@@ -119,65 +126,88 @@ class Measuring:
         keep(point, samples)
         return self._rows(point, contenders, samples, costs, load)
 
+    def _made_ready(self, point: Point, names: Sequence[str]) -> tuple[list[Any], list[Contender]]:
+        """Return the sets of buffers and the contenders on them; of a rank without a part, those that do nothing."""
+        group = self.group
+        if not group.taking_part:
+            idle = [Idle(point.dtype) for _ in range(self.options.rotate)]
+            contenders = [Contender(name, list(idle)) for name in names]
+            agree(self.job.comm, contenders)
+            return idle, contenders
+        sets = self._buffer_sets(point)
+        start = group.comm.Barrier if group.words else self.barrier
+        contenders = make_ready(names, group.comm, sets, Arena(), start, self.options.ppn)
+        if group.words:
+            agree(self.job.comm, contenders)
+        return sets, contenders
+
     def against_itself(self, point: Point, names: Sequence[str]) -> list[tuple[str, str, Samples, Samples]]:
         """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""
         self.guard.at(str(point))
-        if point.unmet(self.job.nranks) or self._too_large(point):
+        if point.unmet(self.job.nranks) or self.too_large(point.nbytes):
             return []
         sets = self._buffer_sets(point)
         twice = [name for name in names for _ in "AB"]
         contenders = make_ready(twice, self.job.comm, sets, Arena(), self.barrier, self.options.ppn)
         try:
             ready = [one for one in contenders if one.plans]
-            self._first_calls(ready, sets)
-            taken = self._sample(point, ready)
+            self.first_calls(ready, sets)
+            taken = self.sample(ready, point.primitive.legs)
         finally:
             for contender in contenders:
                 contender.free()
         pairs = zip(ready[::2], taken[::2], taken[1::2], strict=False)
         return [(str(point), one.label, first, second) for one, first, second in pairs]
 
-    def _sample(self, point: Point, contenders: Sequence[Contender]) -> list[Samples]:
-        """Return the samples of each contender, on rank 0."""
-        calls = [[one.plans[place] for one in contenders] for place in range(self.options.rotate)]
+    def sample(self, contenders: Sequence[Contender], legs: int = 1, max_seconds: float | None = None) -> list[Samples]:
+        """Return the samples of each contender, on rank 0, of one of the `legs` of a call; turns walk through plans.
+
+        max_seconds: of sampling, where it is not as the options say.
+        """
+        if not contenders:
+            return []
+        calls = [list(plans) for plans in zip(*(one.plans for one in contenders), strict=True)]
         firsts = [one.first_seconds for one in contenders]
+        limits = self.limits if max_seconds is None else replace(self.limits, max_seconds=max_seconds)
         taken = sample(
             calls,
             self.start,
             self.job,
-            self.limits,
+            limits,
             self.seed,
             firsts,
             shared=self.clocks.relation.shared,
             alive=self.guard.alive,
             relax=self.start.relax if isinstance(self.start, Deadline) else _content,
         )
-        return [one.scaled(1 / point.primitive.legs) for one in taken]
+        return [one.scaled(1 / legs) for one in taken]
 
     def _buffer_sets(self, point: Point) -> list[Checked]:
-        problem = point.problem(self.job.nranks)
+        group, problem = self.group, point.problem(self.group.nranks)
+        if group.words:
+            return [Checked(problem, group.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
         return buffer_sets(self.job, problem, point.dtype, point.op, point.memory, self.options.rotate)
 
-    def _too_large(self, point: Point) -> str | None:
-        """Return why the point does not fit in memory, as rank 0 sees it, or None.
+    def too_large(self, nbytes: int) -> str | None:
+        """Return why a vector of `nbytes` does not fit in memory, as rank 0 sees it, or None.
 
         A rank holds send and receive buffers, the input and the expected result to compare with, and scratch.
         """
-        needed = (4 + 2 * self.options.rotate) * point.nbytes * self.job.local_nranks
+        needed = (4 + 2 * self.options.rotate) * nbytes * self.job.local_nranks
         limit = self.options.memory_limit or (None if self._free_nbytes is None else MEMORY_SHARE * self._free_nbytes)
         if self.job.decide(limit is None or needed <= limit):
             return None
         return f"needs {needed / 2**20:.0f} MiB on a node, of which {(limit or 0) / 2**20:.0f} MiB may be used"
 
-    def _first_calls(self, contenders: Sequence[Contender], sets: Sequence[Checked]) -> None:
+    def first_calls(self, contenders: Sequence[Contender], sets: Sequence[Buffers]) -> None:
         """Call each contender for the first time, on checked buffers, and note how long that took."""
         firsts = np.zeros(len(contenders))
-        self._check(contenders, sets, firsts)
+        self.check(contenders, sets, firsts)
         for contender, seconds in zip(contenders, self.job.most(firsts), strict=True):
             contender.first_seconds = float(seconds)
 
-    def _check(
-        self, contenders: Sequence[Contender], sets: Sequence[Checked], firsts: np.ndarray[Any, Any] | None = None
+    def check(
+        self, contenders: Sequence[Contender], sets: Sequence[Buffers], firsts: np.ndarray[Any, Any] | None = None
     ) -> None:
         """Call each contender once on each set, as if for the first time, and count wrong elements over all ranks.
 

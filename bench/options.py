@@ -13,8 +13,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from bench import __version__
+from bench import __version__, strategy_options
+from bench.groups import Split, parse_groups
 from bench.sizes import geometric, parse_size
+from bench.strategy_options import SHORT, StrategyOptions
 from bench.usage import UsageError
 from collectives.operations import DTYPES, OPERATIONS
 
@@ -35,6 +37,7 @@ examples:
   mpirun -n 8 python -m bench.sweep
   mpirun -n 4 python -m bench.sweep allreduce -b 1K -e 64M -f 4
   mpirun -n 4 python -m bench.sweep broadcast -a binomial,chain:segments=16 -d float32,float64
+  mpirun -n 8 python -m bench.sweep --strategy all --model llama3-8b --mesh tp=2,cp=2,dp=2 --scale-bytes 1/64
 
 SIZE is the whole vector in bytes, as nccl-tests counts it: 8, 4K, 1.5M, 2GiB, in powers of 1024.
 """
@@ -73,6 +76,8 @@ class Options:
     device: str
     plots: bool
     quiet: bool
+    strategies: StrategyOptions | None  # training steps to replay besides
+    groups: tuple[Split, ...]  # into which all ranks are split; empty: they are one group
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -91,8 +96,12 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
     words = _words(argv)
     if words.help or words.version:
         words = _words(["--help"] if words.help else ["--version"])  # whatever else was typed does not matter
-    chosen = _primitives(words.primitives, tuple(algorithms))
-    contenders = [name for primitive in chosen for name in algorithms[primitive]]
+    strategies = strategy_options.parse(words)
+    chosen = () if strategies and not words.primitives else _primitives(words.primitives, tuple(algorithms))
+    splits = () if words.groups is None else parse_groups(words.groups, nranks)
+    if not words.primitives and not words.algorithm and not splits:
+        strategies = strategies or SHORT
+    contenders = [name for primitive in (algorithms if strategies else chosen) for name in algorithms[primitive]]
     options = Options(
         show="help" if words.help else "version" if words.version else "list" if words.list else "sweep",
         primitives=chosen,
@@ -127,11 +136,36 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         device=_known([words.device], "--device", "device", DEVICES)[0],
         plots=not words.no_plots,
         quiet=words.quiet,
+        strategies=strategies,
+        groups=splits,
     )
+    if splits:
+        _check_groups(options, words.root, nranks)
+    if options.resume and words.strategy is not None:
+        raise UsageError("--resume", options.resume, "a replay of strategies cannot be resumed: start it anew")
     if options.resume and options.output:
         raise UsageError("--output", options.output, "--resume writes to the folder that it names: leave one out")
     geometric(options.min_bytes, options.max_bytes, options.factor)  # raises where they give no sweep
     return options
+
+
+def _check_groups(options: Options, root: str, nranks: int) -> None:
+    """Raise UsageError for what does not go with groups."""
+    least = min(nranks // split.ngroups(nranks) for split in options.groups)
+    if options.root >= least:
+        raise UsageError("--root", root, f"a group of --groups has ranks 0 to {least - 1}")
+    without = {
+        "--resume": options.resume,
+        "--samples": options.samples or None,
+        "--ppn": options.ppn,
+        "--memory": None if options.memories == ("plain",) else ",".join(options.memories),
+    }
+    for option, given in without.items():
+        if given is not None:
+            raise UsageError(option, given, "does not go with --groups, which it cannot tell apart: leave one out")
+    if options.strategies:
+        remedy = "does not go with --groups: its groups are those of --mesh"
+        raise UsageError("--strategy", ",".join(options.strategies.names), remedy)
 
 
 def parse_or_exit(argv: Sequence[str], rank: int, nranks: int, algorithms: Mapping[str, Collection[str]]) -> Options:
@@ -299,6 +333,11 @@ def _parser() -> _Parser:
     valued(what, "--op", "OP,...", "sum", f"how values are combined: {', '.join(OPERATIONS)}")
     valued(what, "-r --root", "RANK", "0", "of rooted primitives")
     what.add_argument(
+        "--groups",
+        metavar="SPLIT",
+        help="split all ranks, as 'mod 4' or 'div 4', and measure one group alone and all at once (default: no split)",
+    )
+    what.add_argument(
         "--accumulate",
         metavar="TYPE",
         help="float32: partial results of half precision are kept and sent so by hand (default: as they are)",
@@ -327,6 +366,7 @@ def _parser() -> _Parser:
         metavar="SIZE",
         help="what a point's buffers may take on a node; larger points are skipped (default: 80%% of what is free)",
     )
+    strategy_options.add_arguments(parser.add_argument_group("training steps"))
     output.add_argument(
         "-o", "--output", metavar="DIR", help="a new or empty folder (default: results/<UTC time>-<host>-n<ranks>)"
     )

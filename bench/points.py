@@ -103,7 +103,7 @@ def has_common_result(primitive: Primitive) -> bool:
     return len({tuple(primitive.outputs(problem, rank, 1)) for rank in range(3)}) == 1
 
 
-def fingerprint(point: Point, contenders: Sequence[str]) -> int:
+def fingerprint(point: object, contenders: Sequence[str]) -> int:
     """Return a hash by which ranks see whether they are about to measure the same."""
     text = "|".join([str(point), *contenders])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")

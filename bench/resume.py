@@ -14,7 +14,7 @@ from bench.points import KEY, Point
 from bench.rows import COLUMNS, ROWS_FILE, RUN_FILE, RowsError, read_rows, read_run
 from bench.usage import UsageError
 
-WITHOUT_EFFECT = ("show", "output", "resume", "plots", "quiet", "hang_seconds", "memory_limit")
+WITHOUT_EFFECT = ("show", "output", "resume", "plots", "quiet", "hang_seconds", "memory_limit", "strategies")
 """Options that change no row: a run may be resumed with others."""
 
 

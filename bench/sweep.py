@@ -45,13 +45,17 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
     from bench import machine
     from bench.contenders import NATIVE_FORMS, labels, nodes_seen
     from bench.doctor import look
+    from bench.groups import Group, groups
     from bench.job import Job
     from bench.measure import Measuring
     from bench.options import parse_or_exit
     from bench.output import Output
+    from bench.pattern_rows import STRATEGIES_FILE
     from bench.points import points
     from bench.preflight import told
     from bench.resume import Earlier, earlier, made_with
+    from bench.strategy_options import trainings
+    from bench.strategy_sweep import rows
     from collectives import PRIMITIVES
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
@@ -69,6 +73,8 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
     nnodes = len(nodes_seen(options, job.nodes, job.nranks))
     contenders = {name: labels(PRIMITIVES[name], options, nnodes) for name in options.primitives}
     everything = list(points(options))
+    strategies = options.strategies
+    steps = job.on_leader(lambda: trainings(strategies, job.nranks)) if strategies else []
     wanted = made_with(options, contenders, nranks=job.nranks, nnodes=job.nnodes, mpi=machine.mpi(), seed=SEED)
     if options.resume:
         folder = options.resume
@@ -90,11 +96,19 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
         resumed = [*before.facts.get("resumed", []), known_facts["started"]]
         known_facts |= {"started": before.facts["started"], "resumed": resumed}
     with Output(folder, known_facts, job.leads, options.quiet) as output:
-        for point in output.progress(everything):
-            names, done = contenders[point.primitive.name], before.done_at(point)
-            for row in measuring.rows(point, names, done, output.write_samples):
-                output.write(row)
-                statuses[row.status] += 1
+        for group in groups(job.comm, options.groups):
+            measuring.among(group)
+            output.section(group.words)
+            for point in output.progress(everything):
+                names, done = contenders[point.primitive.name], before.done_at(point)
+                for row in measuring.rows(point, names, done, output.write_samples):
+                    output.write(row)
+                    statuses[row.status] += 1
+        measuring.among(Group.whole(job.comm))
+        if strategies and job.decide(not (folder / STRATEGIES_FILE).exists()):
+            for step in rows(measuring, strategies, steps):
+                output.write_step(step)
+                statuses[step.status] += 1
         measuring.free()
         peak = job.most(np.array([machine.peak_nbytes()]))[0]  # of measuring: pictures take rank 0 far more
         if job.leads and options.plots:

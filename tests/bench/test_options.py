@@ -7,6 +7,7 @@ import pytest
 
 from bench import __version__
 from bench.options import Options, check_output, default_output, parse, parse_or_exit
+from bench.strategy_options import SHORT
 from bench.usage import UsageError
 
 ALGORITHMS = {
@@ -59,6 +60,8 @@ def test_defaults():
         device="auto",
         plots=True,
         quiet=False,
+        strategies=SHORT,
+        groups=(),
     )
 
 
@@ -99,6 +102,8 @@ def test_every_option_has_its_place():
         device="cpu",
         plots=False,
         quiet=True,
+        strategies=None,
+        groups=(),
     )
 
 
