@@ -131,3 +131,28 @@ def test_a_file_of_other_rows_is_refused(tmp_path):
         )  # fmt: skip
     (row,) = read_patterns(tmp_path / STRATEGIES_FILE).rows
     assert (row["strategy"], row["calls"], row["best"]) == ("tensor", None, False)
+
+
+BROKEN = """
+import sys
+from collectives import allreduce
+from collectives.rounds import Recv, Send
+
+@allreduce.algorithm()
+def forgetful(rank, nranks):
+    yield tuple(Send(peer, 0) for peer in range(1, nranks)) if rank == 0 else Recv(0, 0)
+
+from bench.sweep import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_wrong_result_is_marked_gives_status_1_and_is_no_best(launch, tmp_path):
+    words = ("--strategy", "tensor", "-a", "forgetful", *QUICK, "--no-plots", "-o", tmp_path / "run")
+    result = launch(2, "-c", BROKEN, *words)
+    assert result.status == 1, result.err
+    rows, _ = read_patterns(tmp_path / "run" / STRATEGIES_FILE)
+    wrong = [row for row in rows if row["algorithm"] == "forgetful"]
+    assert wrong
+    assert all(row["status"] == "wrong" and row["wrong"] > 0 and not row["best"] for row in wrong)
+    assert not any("forgetful, else" in row["algorithm"] for row in rows)
