@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives import buffers
+from collectives import buffers, devices
 from collectives.attached import Attached, CallablePlan, attached_to
 from collectives.bind import Bound, bind
 from collectives.choices import is_forced
@@ -23,8 +23,13 @@ from collectives.plan import HandPlan, NotApplicable, Plan
 from collectives.regions import RECV, SEND
 from collectives.registry import Algorithm, Nodes, Primitive, nodes_of
 from collectives.shared import Place
+from collectives.staging import stage
+from collectives.transports.staged import Streams
 from collectives.transports.window import WindowTransport
 from collectives.work import WorkPlan
+
+OVERLAP_FROM_NBYTES = 256 << 10
+"""From which length of its messages a plan on a GPU gives copies streams of their own. To be tuned on a GPU."""
 
 CALLS_KEPT = 16
 """How many plans of one-shot calls a communicator keeps; each keeps its buffers alive."""
@@ -71,15 +76,26 @@ def make(
     """
     operation = find_operation(op)
     bound = _bound(primitive, comm, arrays, operation, root, count, counts)
-    if algorithm in NATIVE:
-        return NativePlan(comm, bound, operation, algorithm == "native_persistent")
-    if is_forced(algorithm):
-        return ForcedPlan(comm, bound, operation, str(algorithm))
+    if algorithm in NATIVE or is_forced(algorithm):
+        return _make_native(comm, bound, operation, str(algorithm))
     attached = attached_to(comm)
     chosen = primitive.find(algorithm)
     if ppn is not None:
         nodes = nodes_of(bound.problem.nranks, ppn)
     return _make_by_hand(attached, bound, chosen, operation, attached.next_first_tag, scratch, synchronous, nodes)
+
+
+def _make_native(comm: MPI.Intracomm, bound: Bound, operation: Operation, algorithm: str) -> Plan:
+    """Return the library's own call, on pinned memory of the host with copies around it for buffers on a GPU."""
+
+    def own(bound: Bound) -> Plan:
+        if is_forced(algorithm):
+            return ForcedPlan(comm, bound, operation, algorithm)
+        return NativePlan(comm, bound, operation, algorithm == "native_persistent")
+
+    if not bound.on_device:
+        return own(bound)
+    return WorkPlan(bound, lambda array: devices.pinned(array.shape, array.dtype), own)
 
 
 def _bound(
@@ -124,7 +140,7 @@ def _make_by_hand(
 
     def bare(bound: Bound, arena: buffers.Arena | None) -> Plan:
         unit = buffers.unit(bound.dtype, operation.width)
-        options = Options.of(algorithm, unit.itemsize, message_cap())
+        options = Options.of(algorithm, unit.itemsize, message_cap(), bound.on_device)
         shares_memory = algorithm.shares_memory(bound.problem)
         own: dict[str, Place] = {}
         if shares_memory:
@@ -137,11 +153,15 @@ def _make_by_hand(
         if shares_memory:
             slots_nbytes = layout.shared_count * unit.itemsize
             window = WindowTransport(attached.comm, attached.shared, layout.groups, own, slots_nbytes, algorithm.staged)
+        streams = None
+        if bound.on_device:
+            overlapped = layout.longest_message * unit.itemsize >= OVERLAP_FROM_NBYTES
+            layout, streams = stage(layout, overlapped), Streams(overlapped)
         watch = None
         if debugging():
             check_disjoint(layout)
             watch = watched(bound, layout, algorithm.label)
-        return HandPlan(attached, bound, layout, operation, tag, arena, synchronous, watch, window)
+        return HandPlan(attached, bound, layout, operation, tag, arena, synchronous, watch, window, streams)
 
     def perhaps_guarded(bound: Bound) -> Plan:
         return guarded_plan(bound, bare) if debugging() else bare(bound, scratch)
@@ -149,7 +169,7 @@ def _make_by_hand(
     accumulate = algorithm.how.get("accumulate")
     if accumulate is None:
         return perhaps_guarded(bound)
-    return WorkPlan(bound, lambda array: np.empty(array.shape, str(accumulate)), perhaps_guarded)
+    return WorkPlan(bound, lambda array: buffers.empty(array.shape, str(accumulate), array), perhaps_guarded)
 
 
 def _with_nodes(bound: Bound, attached: Attached, nodes: Nodes | None) -> Bound:
@@ -161,6 +181,8 @@ def _with_nodes(bound: Bound, attached: Attached, nodes: Nodes | None) -> Bound:
 def _unmet_sharing(bound: Bound, attached: Attached, algorithm: Algorithm) -> str | None:
     """Return why ranks that are taken to be on one node cannot share memory, None if they can, or need not."""
     if algorithm.shares_memory(bound.problem):
+        if bound.on_device:
+            return f"{algorithm.label} accesses memory of other ranks, which there is not yet for buffers on a GPU"
         for node in bound.problem.groups:
             if not any(set(node) <= set(real) for real in attached.shared.nodes):
                 return f"{algorithm.label} shares memory inside nodes, and ranks {list(node)} are not on one"
@@ -241,8 +263,8 @@ def call(
     alike = (primitive.name, chosen.label, bound.problem.count, bound.problem.counts, operation, root)
     if alike not in attached.first_tags:
         attached.first_tags[alike] = attached.next_first_tag()
-    here = tuple(None if one is None else (one.ctypes.data, one.size) for one in (bound.send, bound.recv))
-    key = (alike, bound.problem.in_place, str(bound.dtype), here)
+    here = tuple(None if one is None else (buffers.address(one), one.size) for one in (bound.send, bound.recv))
+    key = (alike, bound.problem.in_place, str(bound.dtype), bound.on_device, here)
     plan: CallablePlan | None = attached.calls.get(key)
     if chosen.shares_memory(bound.problem) and not _made_together(attached, plan) and plan is not None:
         attached.calls.pop(key).free()
