@@ -15,6 +15,7 @@ from collectives.buffers import Arena
 from collectives.registry import Primitive
 
 NATIVE = "native"
+OUT_OF_MEMORY = "out of memory"
 NATIVE_FORMS = (NATIVE, "native_persistent")
 
 
@@ -62,24 +63,39 @@ def labels(primitive: Primitive, options: Options, nnodes: int = 1) -> list[str]
 
 
 def make_ready(
-    names: Sequence[str], comm: Any, sets: Sequence[Checked], arena: Arena, start: Callable[[], Any]
+    names: Sequence[str],
+    comm: Any,
+    sets: Sequence[Checked],
+    arena: Arena,
+    start: Callable[[], Any],
+    anywhere: Callable[[str], str] = str,
 ) -> list[Contender]:
     """Return the contenders with their plans made, one for each set of buffers; each behind `start`.
 
-    Ranks that share CPUs and do not meet before a plan would count the turns of the others as time to make it.
+    Ranks that share CPUs and do not meet before a plan would count the turns of the others as time to make it. A
+    precondition is unmet on all ranks alike, but memory may lack on one alone: `anywhere` tells all of the reason.
     """
     from collectives.plan import NotApplicable
 
     contenders = [Contender(name) for name in names]
     for contender in contenders:
-        try:  # all plans of a contender, or none: its preconditions are those of the problem
-            for checked in sets:
-                start()
+        for checked in sets:  # all plans of a contender, or none
+            start()
+            lacking = ""
+            try:
                 plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena))
                 contender.plan_seconds = contender.plan_seconds or seconds
                 contender.plans.append(plan)
-        except NotApplicable as reason:  # noqa: PERF203 -- a plan costs a thousand times more
-            contender.reason = str(reason)
+            except NotApplicable as reason:
+                contender.reason = str(reason)
+                break
+            except MemoryError as reason:
+                lacking = f"{OUT_OF_MEMORY}: {reason}"
+            contender.reason = anywhere(lacking)
+            if contender.reason:
+                contender.free()
+                contender.plans = []
+                break
     return contenders
 
 

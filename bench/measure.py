@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from bench import machine, summary
-from bench.check import Checked
+from bench import gpus, machine, summary
+from bench.check import Checked, on_gpu, ordinary
 from bench.clocks import Clocks
-from bench.contenders import NATIVE, Contender, make_ready
+from bench.contenders import NATIVE, OUT_OF_MEMORY, Contender, make_ready
 from bench.guard import Guard
 from bench.job import THREAD_LEVELS, Job
 from bench.launch import Launch
@@ -21,7 +21,7 @@ from bench.rows import Row
 from bench.samples import Samples
 from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
-from collectives import Arena, barrier
+from collectives import Arena, barrier, devices
 from collectives.operations import dtype_of
 from collectives.registry import Problem
 
@@ -32,10 +32,12 @@ MEMORY_SHARE = 0.8
 class Measuring:
     """What stays the same from point to point. Rank 0 has the samples, and makes the rows."""
 
-    def __init__(self, job: Job, launch: Launch, options: Options, run: str, seed: int) -> None:
+    def __init__(
+        self, job: Job, launch: Launch, options: Options, run: str, seed: int, gpu: gpus.Gpu | None = None
+    ) -> None:
         from mpi4py import MPI
 
-        self.job, self.options, self.seed = job, options, seed
+        self.job, self.options, self.seed, self.gpu = job, options, seed, gpu
         self.guard = Guard(job.rank, options.hang_seconds)
         self.guard.note = self._missing
         self.guard.at("starting")
@@ -54,6 +56,11 @@ class Measuring:
             "sync": options.sync,
             "rotate": options.rotate,
         }
+        self.shares_gpu = False
+        if gpu is not None:
+            most = int(job.most(np.array([gpu.ranks]))[0])
+            self.shares_gpu = most > 1
+            self.settings |= {"device": "cuda", "transport": options.transport, "ranks_per_gpu": most}
         self.empty_seconds = 0.0  # what an empty call takes in the same loop
         self._free_nbytes = machine.memory("MemAvailable")
         self._caches, self._governed = machine.cache_levels(), machine.governed()
@@ -83,16 +90,37 @@ class Measuring:
         self.guard.at(str(point))
         self.job.agree(fingerprint(point, names), str(point))
         problem = point.problem(self.job.nranks)
-        reason = problem.primitive.unmet(problem) or self._too_large(point)
+        reason = problem.primitive.unmet(problem) or self._unfit_for_gpu(point) or self._too_large(point)
+        sets, reason = ([], reason) if reason else self._sets(point, problem)
         if reason:
             made = self._rows(point, [Contender(name, reason=reason) for name in names])
         else:
-            made = self._measured(point, problem, names, keep or _forget)
+            made = self._measured(point, sets, names, keep or _forget)
+        sets.clear()
+        self._release()
         return [row for row in made if row.algorithm not in done]
 
-    def _measured(self, point: Point, problem: Problem, names: Sequence[str], keep: Any) -> list[Row]:
-        sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
-        contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier)
+    def _sets(self, point: Point, problem: Problem) -> tuple[list[Checked], str]:
+        """Return the sets of buffers of the point, or none and the reason where some rank has no memory for them."""
+        empty = ordinary if self.gpu is None else on_gpu
+        sets, lacking = [], ""
+        try:
+            for _ in range(self.options.rotate):
+                sets.append(Checked(problem, self.job.rank, point.dtype, point.op, empty, empty))  # noqa: PERF401
+        except MemoryError as error:
+            lacking = f"{OUT_OF_MEMORY}: {error}"
+        reason = self.job.reason(lacking)
+        if not reason:
+            return sets, ""
+        return [], reason
+
+    def _release(self) -> None:
+        """Let other ranks have the GPU's memory that is no longer used."""
+        if self.gpu is not None:
+            gpus.release()
+
+    def _measured(self, point: Point, sets: Sequence[Checked], names: Sequence[str], keep: Any) -> list[Row]:
+        contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier, self.job.reason)
         try:
             ready = [one for one in contenders if one.plans]
             costs = self._costs(ready, sets)
@@ -118,9 +146,11 @@ class Measuring:
         """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""
         self.guard.at(str(point))
         problem = point.problem(self.job.nranks)
-        if problem.primitive.unmet(problem) or self._too_large(point):
+        if problem.primitive.unmet(problem) or self._unfit_for_gpu(point) or self._too_large(point):
             return []
-        sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
+        sets, reason = self._sets(point, problem)
+        if reason:
+            return []
         contenders = make_ready([name for name in names for _ in "AB"], self.job.comm, sets, Arena(), self.barrier)
         try:
             ready = [one for one in contenders if one.plans]
@@ -138,7 +168,7 @@ class Measuring:
         firsts = [one.first_seconds for one in contenders]
         taken = sample(
             calls,
-            self.start,
+            self.start if self.gpu is None else self._start_with_idle_gpu,
             self.job,
             self.limits,
             self.seed,
@@ -148,6 +178,18 @@ class Measuring:
             relax=self.start.relax if isinstance(self.start, Deadline) else _content,
         )
         return [one.scaled(1 / point.primitive.legs) for one in taken]
+
+    def _start_with_idle_gpu(self) -> Any:
+        """Begin a sample when this rank's GPU has nothing to do. A call ends when what it put into queues is done."""
+        devices.synchronise()
+        return self.start()
+
+    def _unfit_for_gpu(self, point: Point) -> str | None:
+        """Return why the point cannot be measured on GPUs, or None. All ranks together."""
+        if self.gpu is None:
+            return None
+        reason = gpus.undefined_for(point.dtype) or gpus.too_large(self.gpu, point.nbytes, self.options.rotate)
+        return self.job.reason(reason or "") or None
 
     def _too_large(self, point: Point) -> str | None:
         """Return why the point does not fit in memory, as rank 0 sees it, or None.
@@ -209,7 +251,9 @@ class Measuring:
         for one, (plan_us, rounds, messages, sent, scratch, footprint) in zip(
             contenders, self.job.most(table), strict=True
         ):
-            cache = machine.cache_of(int(footprint), self.job.local_nranks, self._caches, machine.ncpus())
+            cache = ""  # a GPU's are another matter
+            if self.gpu is None:
+                cache = machine.cache_of(int(footprint), self.job.local_nranks, self._caches, machine.ncpus())
             costs[one.label] = {"plan_us": float(plan_us), "footprint_nbytes": int(footprint), "cache": cache}
             if one.plans[0].layout is not None:
                 costs[one.label] |= {
@@ -235,6 +279,7 @@ class Measuring:
             "load": load,
             "oversubscribed": self.settings["oversubscribed"],
             "governed": self._governed,
+            "shared_gpu": self.shares_gpu,
         }
         settings = self.settings if load is None else {**self.settings, "other_load": load}
         return summary.rows(point, contenders, samples or {}, costs or {}, settings, circumstances, self.seed)

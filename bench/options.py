@@ -26,6 +26,7 @@ DEFAULT = (
 )
 """What is swept unless primitives are named; `all` names every one."""
 DEVICES = ("auto", "cpu", "cuda")
+TRANSPORTS = ("auto", "staged")
 CADENCES = ("isolated", "streaming")
 SYNCS = ("barrier", "deadline")
 
@@ -68,6 +69,7 @@ class Options:
     resume: Path | None  # the folder of a run to be completed
     samples: bool  # whether every sample of every rank is written
     device: str
+    transport: str  # how messages between GPUs go
     plots: bool
     quiet: bool
 
@@ -118,6 +120,7 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         resume=None if words.resume is None else Path(words.resume),
         samples=words.samples,
         device=_known([words.device], "--device", "device", DEVICES)[0],
+        transport=_known([words.transport], "--transport", "transport", TRANSPORTS)[0],
         plots=not words.no_plots,
         quiet=words.quiet,
     )
@@ -298,6 +301,7 @@ def _parser() -> _Parser:
     )
     valued(what, "--in-place", "CHOICE", "no", "whether input and output share a buffer: no, yes or both")
     valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")
+    valued(what, "--transport", "NAME", "auto", "how messages between GPUs go: staged, through pinned host memory")
     valued(sizes, "-b --min-bytes", "SIZE", "8", "the first size")
     valued(sizes, "-e --max-bytes", "SIZE", "16M", "no size is above it; measured where the factor leads to it")
     valued(sizes, "-f --factor", "X", "8", "from each size to the next")

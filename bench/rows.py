@@ -15,10 +15,11 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
-SCHEMA = 2
+SCHEMA = 3
 # History of the schema. Columns keep their names and their order; new ones are appended.
 # 1: the first, up to `reason`.
 # 2: how samples were taken (`cadence` to `cache`), the first call, intervals, skew, stragglers, verdict, cautions.
+# 3: GPUs (`ranks_per_gpu`).
 
 ROWS_FILE = "rows.csv"
 RUN_FILE = "run.json"
@@ -96,6 +97,7 @@ class Row:
     native_p: float | None = None  # of the sign test of equal speed, corrected for all contenders of the point
     verdict: str = ""  # faster or slower than the baseline, or no difference shown
     cautions: str = ""  # reasons not to take the times at face value, see bench.cautions
+    ranks_per_gpu: int | None = None  # on the GPU that most of them share; blank for buffers on the host
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):

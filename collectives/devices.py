@@ -42,10 +42,20 @@ def check_current(array: Any, what: str) -> None:
 
 
 def pinned(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """Return an uninitialised NumPy array in host memory that the system never moves, as copies beside work need it."""
+    """Return an uninitialised NumPy array in host memory that the system never moves, as copies beside work need it.
+
+    Raises:
+        MemoryError: there is no more of it.
+
+    """
     import cupyx
 
-    array: np.ndarray[Any, Any] = cupyx.empty_pinned(shape, dtype)
+    try:
+        array: np.ndarray[Any, Any] = cupyx.empty_pinned(shape, dtype)
+    except RuntimeError as error:  # CUDARuntimeError; CuPy tells only of a GPU's memory by a MemoryError
+        if "cudaErrorMemoryAllocation" not in str(error):
+            raise
+        raise MemoryError(f"the system has no pinned memory for {shape} elements of {np.dtype(dtype)}") from error
     return array
 
 

@@ -132,7 +132,7 @@ def test_neither_pandas_nor_matplotlib_is_loaded_before_the_last_sample(launch, 
         (("-f", "1"), "'1' for --factor"),
         (("-n", "0"), "'0' for --iters"),
         (("-r", "2"), "'2' for --root (the ranks of this run are 0 to 1)"),
-        (("--device", "cuda"), "'cuda' for --device"),
+        (("--transport", "staged", "--device", "cpu"), "'staged' for --transport"),
         (("--no-such",), "unknown option '--no-such'"),
     ],
 )

@@ -53,7 +53,7 @@ class ndarray:  # noqa: N801 -- CuPy's name
     def device(self):
         from .cuda import Device
 
-        return Device(0)
+        return Device(self._memory.device)
 
     @property
     def __cuda_array_interface__(self):

@@ -33,7 +33,7 @@ class Allocation:
 
     def __init__(self, nbytes):
         machine.reserve(nbytes)
-        self.size = nbytes
+        self.size, self.device = nbytes, machine.device
         self.pages = mmap.mmap(-1, max(1, nbytes))
         self.memory = (ctypes.c_ubyte * max(1, nbytes)).from_buffer(self.pages)
         self.ptr = ctypes.addressof(self.memory)
@@ -149,6 +149,7 @@ class Machine:
     def __init__(self):
         self.ngpus = int(os.environ.get("STANDIN_GPUS", 1))
         self.total_nbytes = int(os.environ.get("STANDIN_NBYTES", 1 << 30))
+        self.told_nbytes = int(os.environ.get("STANDIN_CLAIMS_NBYTES", self.total_nbytes))  # what it claims to have
         self.used_nbytes = 0
         self.device = 0
         self.eager = False

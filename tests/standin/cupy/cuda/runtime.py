@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import os
 
 from .._machine import CUDARuntimeError, machine, unlocked
 
@@ -27,6 +28,8 @@ def memcpyAsync(dst, src, size, kind, stream):
 
 
 def getDeviceCount():
+    if "STANDIN_FAILS" in os.environ:
+        raise CUDARuntimeError(os.environ["STANDIN_FAILS"])
     if not machine.ngpus:
         raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
     return machine.ngpus
@@ -44,11 +47,11 @@ def setDevice(device):
 
 def getDeviceProperties(device):
     uuid = hashlib.blake2b(f"stand-in {device}".encode(), digest_size=16).digest()
-    return {"name": b"stand-in", "uuid": uuid, "totalGlobalMem": machine.total_nbytes, "pciBusID": device}
+    return {"name": b"stand-in", "uuid": uuid, "totalGlobalMem": machine.told_nbytes, "pciBusID": device}
 
 
 def memGetInfo():
-    return machine.total_nbytes - machine.used_nbytes, machine.total_nbytes
+    return machine.told_nbytes - machine.used_nbytes, machine.told_nbytes
 
 
 def driverGetVersion():
