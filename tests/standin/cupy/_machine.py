@@ -34,12 +34,27 @@ class Allocation:
     def __init__(self, nbytes):
         machine.reserve(nbytes)
         self.size, self.device = nbytes, machine.device
-        self.pages = mmap.mmap(-1, max(1, nbytes))
+        self.file = os.memfd_create("stand-in")  # so that other processes can open it
+        os.ftruncate(self.file, max(1, nbytes))
+        self.pages = mmap.mmap(self.file, max(1, nbytes))
         self.memory = (ctypes.c_ubyte * max(1, nbytes)).from_buffer(self.pages)
         self.ptr = ctypes.addressof(self.memory)
         ctypes.memset(self.ptr, 0xEE, nbytes)
         _protect(self.ptr, nbytes, NONE)
-        weakref.finalize(self, machine.give_back, nbytes)
+        weakref.finalize(self, machine.give_back, nbytes, self.file)
+        machine.allocations[self.ptr] = self
+
+
+class Opened:
+    """An allocation of another process: its pages, as far from the host's reach as the own ones."""
+
+    def __init__(self, process, file, nbytes, device):
+        self.size, self.device = nbytes, device
+        with open(f"/proc/{process}/fd/{file}", "r+b") as pages:
+            self.pages = mmap.mmap(pages.fileno(), max(1, nbytes))
+        self.memory = (ctypes.c_ubyte * max(1, nbytes)).from_buffer(self.pages)
+        self.ptr = ctypes.addressof(self.memory)
+        _protect(self.ptr, nbytes, NONE)
         machine.allocations[self.ptr] = self
 
 
@@ -154,6 +169,7 @@ class Machine:
         self.device = 0
         self.eager = False
         self.counts = Counter()
+        self.kept = {}  # what CUDA's own calls allocated or opened, by address
         self.numbers = iter(range(0x1000, 1 << 30, 16))
         self.allocations = weakref.WeakValueDictionary()
         self.pinned = weakref.WeakValueDictionary()
@@ -164,8 +180,9 @@ class Machine:
             raise OutOfMemoryError(f"Out of memory allocating {nbytes} bytes (allocated so far: {self.used_nbytes}).")
         self.used_nbytes += nbytes
 
-    def give_back(self, nbytes):
+    def give_back(self, nbytes, file):
         self.used_nbytes -= nbytes
+        os.close(file)
 
     def stream(self):
         return self.current.stack[-1]

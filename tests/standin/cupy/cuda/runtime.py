@@ -3,8 +3,9 @@
 import ctypes
 import hashlib
 import os
+import struct
 
-from .._machine import CUDARuntimeError, machine, unlocked
+from .._machine import Allocation, CUDARuntimeError, Opened, machine, unlocked
 
 memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3  # noqa: N816 -- CUDA's names
 
@@ -25,6 +26,47 @@ def memcpyAsync(dst, src, size, kind, stream):
 
     machine.counts["device to host" if down else "host to device"] += 1
     machine.streams[stream].put(run)
+
+
+def malloc(size):
+    one = Allocation(size)
+    machine.kept[one.ptr] = one
+    return one.ptr
+
+
+def free(ptr):
+    del machine.kept[ptr]
+
+
+def memcpy(dst, src, size, kind):
+    """Copy at once, after all work: like CUDA's null stream."""
+    machine.run_all()
+    memory = machine.allocation_at(src if kind == memcpyDeviceToHost else dst, size)
+    with unlocked(memory):
+        ctypes.memmove(dst, src, size)
+
+
+HANDLE = struct.Struct("=qqqq32x")
+
+
+def ipcGetMemHandle(devPtr):  # noqa: N803
+    """Name the whole allocation in which `devPtr` lies, as CUDA does."""
+    one = machine.allocation_at(devPtr, 0)
+    return HANDLE.pack(os.getpid(), one.file, one.size, one.device)
+
+
+def ipcOpenMemHandle(handle, flags=1):
+    """Return where another process's allocation begins here. CUDA refuses a process's own."""
+    process, file, size, device = HANDLE.unpack(handle)
+    if process == os.getpid():
+        raise CUDARuntimeError("cudaErrorDeviceUninitialized: a process cannot open its own handle")
+    one = Opened(process, file, size, device)
+    machine.kept[one.ptr] = one
+    return one.ptr
+
+
+def ipcCloseMemHandle(devPtr):  # noqa: N803
+    del machine.kept[devPtr]
 
 
 def getDeviceCount():
