@@ -17,6 +17,7 @@ from bench.usage import UsageError
 
 if TYPE_CHECKING:
     from bench.job import Job
+    from collectives.registry import Problem
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """What the NVIDIA driver makes on Linux, and on Windows' Linux: without either there is no GPU to look for."""
@@ -111,11 +112,16 @@ def find(local_rank: int) -> Gpu:
     return Gpu(ordinal, identity, name.decode() if isinstance(name, bytes) else str(name), nbytes, free_nbytes)
 
 
-def check_transport(transport: str, gpu: Gpu | None) -> str:
-    """Return how buffers are moved. Raises UsageError where that is not how they can be."""
+def check_transport(transport: str, gpu: Gpu | None) -> None:
+    """Raise UsageError where data cannot be moved in that way."""
     if gpu is None and transport != "auto":
         raise UsageError("--transport", transport, "buffers lie on the host: leave it out", "cannot use")
-    return "message" if gpu is None else "staged"
+
+
+def transport_of(problem: Problem, label: str) -> str:
+    """Return how a contender moves data between GPUs: on memory that ranks share, or through the host."""
+    algorithm = problem.primitive.algorithms.get(label.partition(":")[0])
+    return "window" if algorithm is not None and algorithm.shares_memory(problem) else "staged"
 
 
 def release() -> None:

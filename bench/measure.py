@@ -60,7 +60,7 @@ class Measuring:
         if gpu is not None:
             most = int(job.most(np.array([gpu.ranks]))[0])
             self.shares_gpu = most > 1
-            self.settings |= {"device": "cuda", "transport": options.transport, "ranks_per_gpu": most}
+            self.settings |= {"device": "cuda", "ranks_per_gpu": most}
         self.empty_seconds = 0.0  # what an empty call takes in the same loop
         self._free_nbytes = machine.memory("MemAvailable")
         self._caches, self._governed = machine.cache_levels(), machine.governed()
@@ -95,7 +95,9 @@ class Measuring:
         if reason:
             made = self._rows(point, [Contender(name, reason=reason) for name in names])
         else:
-            made = self._measured(point, sets, names, keep or _forget)
+            others = self._of_other_transports(problem, names)
+            names = [name for name in names if name not in {one.label for one in others}]
+            made = self._measured(point, sets, names, keep or _forget, others)
         sets.clear()
         self._release()
         return [row for row in made if row.algorithm not in done]
@@ -119,7 +121,17 @@ class Measuring:
         if self.gpu is not None:
             gpus.release()
 
-    def _measured(self, point: Point, sets: Sequence[Checked], names: Sequence[str], keep: Any) -> list[Row]:
+    def _of_other_transports(self, problem: Problem, names: Sequence[str]) -> list[Contender]:
+        """Return, as skipped, the contenders that move data in another way than was asked for; not the baseline."""
+        wanted = self.options.transport
+        if self.gpu is None or wanted == "auto":
+            return []
+        ways = {name: gpus.transport_of(problem, name) for name in names if name != NATIVE}
+        return [Contender(name, reason=f"its transport is {way}") for name, way in ways.items() if way != wanted]
+
+    def _measured(
+        self, point: Point, sets: Sequence[Checked], names: Sequence[str], keep: Any, skipped: Sequence[Contender]
+    ) -> list[Row]:
         contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier, self.job.reason)
         try:
             ready = [one for one in contenders if one.plans]
@@ -140,7 +152,7 @@ class Measuring:
         for one in ready:
             costs[one.label]["first_call_us"] = one.first_seconds * 1e6 / point.primitive.legs
         keep(point, samples)
-        return self._rows(point, contenders, samples, costs, load)
+        return self._rows(point, [*contenders, *skipped], samples, costs, load)
 
     def against_itself(self, point: Point, names: Sequence[str]) -> list[tuple[str, str, Samples, Samples]]:
         """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""
@@ -281,6 +293,10 @@ class Measuring:
             "governed": self._governed,
             "shared_gpu": self.shares_gpu,
         }
+        if self.gpu is not None:
+            problem, known = point.problem(self.job.nranks), costs or {}
+            ways = {one.label: {"transport": gpus.transport_of(problem, one.label)} for one in contenders}
+            costs = {label: {**known.get(label, {}), **way} for label, way in ways.items()}
         settings = self.settings if load is None else {**self.settings, "other_load": load}
         return summary.rows(point, contenders, samples or {}, costs or {}, settings, circumstances, self.seed)
 

@@ -26,7 +26,7 @@ DEFAULT = (
 )
 """What is swept unless primitives are named; `all` names every one."""
 DEVICES = ("auto", "cpu", "cuda")
-TRANSPORTS = ("auto", "staged")
+TRANSPORTS = ("auto", "staged", "window")
 CADENCES = ("isolated", "streaming")
 SYNCS = ("barrier", "deadline")
 
@@ -301,7 +301,13 @@ def _parser() -> _Parser:
     )
     valued(what, "--in-place", "CHOICE", "no", "whether input and output share a buffer: no, yes or both")
     valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")
-    valued(what, "--transport", "NAME", "auto", "how messages between GPUs go: staged, through pinned host memory")
+    valued(
+        what,
+        "--transport",
+        "NAME",
+        "auto",
+        "between GPUs: staged through pinned host memory, window on memory of peers, or auto for both",
+    )
     valued(sizes, "-b --min-bytes", "SIZE", "8", "the first size")
     valued(sizes, "-e --max-bytes", "SIZE", "16M", "no size is above it; measured where the factor leads to it")
     valued(sizes, "-f --factor", "X", "8", "from each size to the next")

@@ -64,8 +64,8 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
             print(table(primitives=[PRIMITIVES[name] for name in options.primitives]), flush=True)
         return 0
     gpu = gpus.choose(job, options.device)
-    transport = gpus.check_transport(options.transport, gpu)
-    options = replace(options, device="cpu" if gpu is None else "cuda", transport=transport)
+    gpus.check_transport(options.transport, gpu)
+    options = replace(options, device="cpu" if gpu is None else "cuda")
     check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
     contenders = {name: labels(PRIMITIVES[name], options, job.nnodes) for name in options.primitives}
     everything = list(points(options))

@@ -16,14 +16,15 @@ from collectives.bind import Bound, bind
 from collectives.choices import is_forced
 from collectives.debug import check_disjoint, debugging, guarded_plan, watched
 from collectives.forcing import ForcedPlan
-from collectives.layout import Options, Unshareable, lay_out
+from collectives.ipc import Unreachable
+from collectives.layout import Layout, Options, Unshareable, lay_out
 from collectives.native import NATIVE, NativePlan
 from collectives.operations import HALF, Operation, find_operation
 from collectives.plan import HandPlan, NotApplicable, Plan
 from collectives.regions import RECV, SEND
 from collectives.registry import Algorithm, Nodes, Primitive, nodes_of
-from collectives.shared import Place
 from collectives.staging import stage
+from collectives.transports.gpu_window import GpuWindowTransport
 from collectives.transports.staged import Streams
 from collectives.transports.window import WindowTransport
 from collectives.work import WorkPlan
@@ -142,19 +143,18 @@ def _make_by_hand(
         unit = buffers.unit(bound.dtype, operation.width)
         options = Options.of(algorithm, unit.itemsize, message_cap(), bound.on_device)
         shares_memory = algorithm.shares_memory(bound.problem)
-        own: dict[str, Place] = {}
+        own: dict[str, Any] = {}
+        on_device = bound.on_device
         if shares_memory:
-            bound, options, own = _registered(bound, attached, options)
+            bound, options, own, on_device = _registered(bound, attached, options)
         try:
             layout = lay_out(bound.problem, algorithm, bound.rank, options)
         except Unshareable as reason:
             raise NotApplicable(str(reason)) from reason
-        window = None
+        window = streams = None
         if shares_memory:
-            slots_nbytes = layout.shared_count * unit.itemsize
-            window = WindowTransport(attached.comm, attached.shared, layout.groups, own, slots_nbytes, algorithm.staged)
-        streams = None
-        if bound.on_device:
+            window = _window(attached, layout, own, unit.itemsize, algorithm.staged, on_device)
+        elif on_device:
             overlapped = layout.longest_message * unit.itemsize >= OVERLAP_FROM_NBYTES
             layout, streams = stage(layout, overlapped), Streams(overlapped)
         watch = None
@@ -181,23 +181,38 @@ def _with_nodes(bound: Bound, attached: Attached, nodes: Nodes | None) -> Bound:
 def _unmet_sharing(bound: Bound, attached: Attached, algorithm: Algorithm) -> str | None:
     """Return why ranks that are taken to be on one node cannot share memory, None if they can, or need not."""
     if algorithm.shares_memory(bound.problem):
-        if bound.on_device:
-            return f"{algorithm.label} accesses memory of other ranks, which there is not yet for buffers on a GPU"
+        if bound.on_device and len(bound.problem.groups) > 1:
+            return f"{algorithm.label} sends between nodes what lies in shared memory, which GPUs cannot yet"
         for node in bound.problem.groups:
             if not any(set(node) <= set(real) for real in attached.shared.nodes):
                 return f"{algorithm.label} shares memory inside nodes, and ranks {list(node)} are not on one"
     return None
 
 
-def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bound, Options, dict[str, Place]]:
+def _window(
+    attached: Attached, layout: Layout, own: dict[str, Any], itemsize: int, staged: bool, on_device: bool
+) -> WindowTransport | GpuWindowTransport:
+    comm, shared, slots_nbytes = attached.comm, attached.shared, layout.shared_count * itemsize
+    if not on_device:
+        return WindowTransport(comm, shared, layout.groups, own, slots_nbytes, staged)
+    try:
+        return GpuWindowTransport(comm, shared, attached.gpu, layout.groups, own, slots_nbytes, staged)
+    except Unreachable as reason:
+        raise NotApplicable(str(reason)) from reason
+
+
+def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bound, Options, dict[str, Any], bool]:
     """Find out, with all ranks of the node, which buffers lie in shared memory, and where the own ones do.
 
-    A buffer counts as shared if that of every rank is. Only the root may know that a call is in place.
+    A buffer counts as shared if that of every rank is. Only the root may know that a call is in place, and a rank
+    without buffers does not know that those of others lie on GPUs, which is the last that is returned.
     """
     shared = attached.shared
+    find = attached.gpu.find if bound.on_device else shared.find
     arrays = {SEND: bound.send, RECV: bound.recv}
-    own = {name: shared.find(array) for name, array in arrays.items() if array is not None and array.size}
-    everyone = shared.node.allgather((bound.problem.in_place, own))
+    own: dict[str, Any] = {name: find(array) for name, array in arrays.items() if array is not None and array.size}
+    told = shared.node.allgather((bound.problem.in_place, own, bound.on_device))
+    everyone = [(in_place, places) for in_place, places, _ in told]
     registered = frozenset(
         name for name in (SEND, RECV) if all(places[name] is not None for _, places in everyone if name in places)
     )
@@ -208,7 +223,8 @@ def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bou
         raise NotApplicable(f"{bound.problem.primitive.name}: one receive buffer for all ranks cannot be in place")
     found = {name: place for name, place in own.items() if place is not None}
     bound = replace(bound, problem=replace(bound.problem, in_place=in_place))
-    return bound, replace(options, shared=registered, common=common), found
+    on_device = any(one for *_, one in told)
+    return bound, replace(options, shared=registered, common=common), found, on_device
 
 
 def _unmet_accumulation(bound: Bound, algorithm: Algorithm, operation: Operation) -> str | None:

@@ -19,6 +19,7 @@ from collectives.layout import Layout
 from collectives.operations import Operation
 from collectives.program import After, Fold, Mark, Move, Settle, Start, Sync, Wait
 from collectives.regions import HOST, RECV, SCRATCH, SEND, SHARED, Region
+from collectives.transports.gpu_window import GpuWindowTransport
 from collectives.transports.message import MessageTransport
 from collectives.transports.staged import Streams
 from collectives.transports.window import WindowTransport
@@ -87,7 +88,7 @@ class HandPlan(Plan):
         scratch: buffers.Arena | None = None,
         synchronous: bool = False,
         watch: Callable[[int], None] | None = None,
-        window: WindowTransport | None = None,
+        window: WindowTransport | GpuWindowTransport | None = None,
         streams: Streams | None = None,
     ) -> None:
         if bound.dtype is None and layout.scratch_count:
@@ -130,7 +131,10 @@ class HandPlan(Plan):
         if self._window is not None:
             slots = self._window.slots(self.layout.rank, self.layout.shared_count, self._unit, parity)
             self._arrays[SHARED] = slots
-        return [self._ready(instruction, combine) for instruction in self.layout.program]
+        steps = [self._ready(instruction, combine) for instruction in self.layout.program]
+        if isinstance(self._window, GpuWindowTransport):
+            steps.append(self._window.ending)
+        return steps
 
     def _turn(self) -> None:
         """Let the next call use the other set of shared scratch."""

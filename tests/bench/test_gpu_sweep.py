@@ -34,7 +34,11 @@ def test_a_sweep_on_gpus_is_checked_and_says_which(launch, tmp_path):
     assert {row["primitive"] for row in measured} == {"allreduce", "broadcast", "alltoall"}
     assert {"native", "native_persistent", "ring", "bruck"} & {row["algorithm"] for row in measured}
     assert all(row["wrong"] == 0 for row in measured)
-    assert {(row["device"], row["transport"], row["ranks_per_gpu"]) for row in rows} == {("cuda", "staged", 2)}
+    assert {(row["device"], row["ranks_per_gpu"]) for row in rows} == {("cuda", 2)}
+    windowed = {row["algorithm"] for row in measured if row["transport"] == "window"}
+    assert windowed
+    assert all(name.startswith("window") for name in windowed)
+    assert {row["transport"] for row in measured if row["algorithm"] in ("native", "ring")} == {"staged"}
     assert all("shared_gpu" in row["cautions"] for row in measured)
     assert {row["reason"] for row in rows if row["dtype"] == "bfloat16"} == {"rank 0: CuPy has no bfloat16"}
     gpus = read_run(folder)["gpus"]
@@ -125,9 +129,22 @@ print([name for name in sys.modules if name.startswith("cupy")])
     assert ended.stdout.strip() == "[]", ended.stderr
 
 
+@pytest.mark.launch
+def test_a_transport_that_is_asked_for_leaves_others_out_but_the_baseline(launch, tmp_path):
+    words = ("allgather", "-a", "ring,window_pull", "-b", "64", "-e", "64", "--transport", "window")
+    result = on_standin(launch, 2, *words, "-o", tmp_path / "run")
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    told = {row["algorithm"]: (row["status"], row["transport"], row["reason"]) for row in rows}
+    assert told["native"][:2] == ("ok", "staged")
+    assert told["window_pull"][:2] == ("ok", "window")
+    assert told["ring"] == ("skipped", "staged", "its transport is staged")
+
+
 def test_a_transport_between_gpus_is_refused_for_buffers_on_the_host():
-    assert check_transport("auto", None) == "message"
-    assert check_transport("auto", GPU) == check_transport("staged", GPU) == "staged"
+    for transport in ("auto", "staged", "window"):
+        check_transport(transport, GPU)
+    check_transport("auto", None)
     with pytest.raises(UsageError, match="'staged' for --transport"):
         check_transport("staged", None)
 

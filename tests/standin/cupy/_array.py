@@ -7,9 +7,17 @@ import numpy as np
 from ._machine import Allocation, machine, unlocked
 
 
+class UnownedMemory:
+    """Memory that someone else allocated; it keeps `owner` alive."""
+
+    def __init__(self, ptr, size, owner, device_id=-1):
+        self.ptr, self.size, self.owner = ptr, size, owner
+        self.allocation = machine.allocation_at(ptr, size)
+
+
 class MemoryPointer:
-    def __init__(self, mem, ptr):
-        self.mem, self.ptr = mem, ptr
+    def __init__(self, mem, offset):
+        self.mem, self.ptr = mem, mem.ptr + offset
 
 
 class _Flags:
@@ -22,8 +30,13 @@ class ndarray:  # noqa: N801 -- CuPy's name
 
     __array_priority__ = 100
 
-    def __init__(self, shape, dtype=float, memory=None, twin=None):
-        if twin is None:
+    def __init__(self, shape, dtype=float, memptr=None, memory=None, twin=None):
+        if memptr is not None:
+            memory, dtype = memptr.mem.allocation, np.dtype(dtype)
+            nbytes = math.prod(shape) * dtype.itemsize
+            twin = np.frombuffer(memory.memory, np.uint8, nbytes, memptr.ptr - memory.ptr).view(dtype).reshape(shape)
+            self._owner = memptr.mem
+        elif twin is None:
             dtype = np.dtype(dtype)
             if dtype.kind not in "biufc":
                 raise TypeError(f"Unsupported dtype {dtype}")
@@ -33,7 +46,9 @@ class ndarray:  # noqa: N801 -- CuPy's name
         self._memory, self._twin = memory, twin
 
     def _like(self, twin):
-        return ndarray(None, memory=self._memory, twin=twin)
+        view = ndarray(None, memory=self._memory, twin=twin)
+        view._owner = getattr(self, "_owner", None)
+        return view
 
     shape = property(lambda self: self._twin.shape)
     dtype = property(lambda self: self._twin.dtype)
@@ -47,7 +62,7 @@ class ndarray:  # noqa: N801 -- CuPy's name
 
     @property
     def data(self):
-        return MemoryPointer(self._memory, self._twin.ctypes.data if self.nbytes else 0)
+        return MemoryPointer(self._memory, self._twin.ctypes.data - self._memory.ptr)
 
     @property
     def device(self):

@@ -1,5 +1,6 @@
 """Streams, events and devices of the stand-in."""
 
+from .._array import MemoryPointer, UnownedMemory
 from .._machine import Event, Stream, machine
 from . import memory, runtime
 
@@ -32,4 +33,4 @@ class Device:
         return runtime.memGetInfo()
 
 
-__all__ = ["Device", "Event", "Stream", "get_current_stream", "memory", "runtime"]
+__all__ = ["Device", "Event", "MemoryPointer", "Stream", "UnownedMemory", "get_current_stream", "memory", "runtime"]
