@@ -12,7 +12,7 @@ from bench.options import Options
 from bench.timing import seconds_of
 from bench.usage import UsageError
 from collectives.buffers import Arena
-from collectives.registry import Primitive
+from collectives.registry import Nodes, Primitive, nodes_of
 
 NATIVE = "native"
 OUT_OF_MEMORY = "out of memory"
@@ -34,6 +34,12 @@ class Contender:
         """Give back what MPI holds."""
         for plan in self.plans:
             plan.free()
+        self.plans = []
+
+
+def nodes_seen(options: Options, nodes: Nodes, nranks: int) -> Nodes:
+    """Return the nodes that algorithms are told of: those that there are, or those that --ppn pretends."""
+    return nodes if options.ppn is None else nodes_of(nranks, options.ppn)
 
 
 def labels(primitive: Primitive, options: Options, nnodes: int = 1) -> list[str]:
@@ -68,14 +74,17 @@ def make_ready(
     sets: Sequence[Checked],
     arena: Arena,
     start: Callable[[], Any],
+    ppn: int | None = None,
     anywhere: Callable[[str], str] = str,
 ) -> list[Contender]:
     """Return the contenders with their plans made, one for each set of buffers; each behind `start`.
 
     Ranks that share CPUs and do not meet before a plan would count the turns of the others as time to make it. A
     precondition is unmet on all ranks alike, but memory may lack on one alone: `anywhere` tells all of the reason.
+    `ppn`: so many ranks make a pretended node.
     """
     from collectives.plan import NotApplicable
+    from collectives.shared import SharedMemoryError
 
     contenders = [Contender(name) for name in names]
     for contender in contenders:
@@ -83,15 +92,14 @@ def make_ready(
             start()
             lacking = ""
             try:
-                plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena))
+                plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena, ppn))
                 contender.plan_seconds = contender.plan_seconds or seconds
                 contender.plans.append(plan)
-            except NotApplicable as reason:
+            except (NotApplicable, SharedMemoryError) as reason:
                 contender.reason = str(reason)
-                break
             except MemoryError as reason:
                 lacking = f"{OUT_OF_MEMORY}: {reason}"
-            contender.reason = anywhere(lacking)
+            contender.reason = contender.reason or anywhere(lacking)
             if contender.reason:
                 contender.free()
                 contender.plans = []
@@ -99,7 +107,16 @@ def make_ready(
     return contenders
 
 
-def _plan(name: str, comm: Any, checked: Checked, arena: Arena) -> Any:
+def agree(comm: Any, contenders: Sequence[Contender]) -> None:
+    """Skip on all ranks of `comm` what is skipped on any: others may have no part in it, or be in another group."""
+    reasons = comm.allgather([one.reason for one in contenders])
+    for index, one in enumerate(contenders):
+        one.reason = next(filter(None, (theirs[index] for theirs in reasons)), "")
+        if one.reason:
+            one.free()
+
+
+def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None) -> Any:
     problem = checked.problem
     return problem.primitive.plan(
         comm,
@@ -108,5 +125,7 @@ def _plan(name: str, comm: Any, checked: Checked, arena: Arena) -> Any:
         op=checked.op,
         root=problem.root,
         count=problem.count,
+        counts=problem.counts,
         scratch=arena,
+        ppn=ppn,
     )

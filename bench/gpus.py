@@ -143,8 +143,10 @@ def too_large(gpu: Gpu, nbytes: int, rotate: int) -> str | None:
     return f"needs {needed / 2**20:.0f} MiB on the GPU, of which {limit / 2**20:.0f} MiB may be used"
 
 
-def undefined_for(dtype: str) -> str | None:
-    """Return why arrays of `dtype` cannot lie on a GPU, None if they can."""
+def undefined_for(dtype: str, memory: str = "plain") -> str | None:
+    """Return why arrays of `dtype` in such memory cannot lie on a GPU, None if they can."""
+    if memory == "shared":
+        return "there is no memory of a GPU yet that is one for all ranks"
     return "CuPy has no bfloat16" if dtype == "bfloat16" else None
 
 

@@ -41,7 +41,7 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
     import numpy as np
     from mpi4py import MPI
 
-    from bench.contenders import NATIVE_FORMS, labels
+    from bench.contenders import NATIVE_FORMS, labels, nodes_seen
     from bench.job import Job
     from bench.measure import Measuring
     from bench.options import parse_or_exit
@@ -55,7 +55,8 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
     job = Job(MPI.COMM_WORLD)
     known = {name: [*NATIVE_FORMS, *primitive.algorithms] for name, primitive in PRIMITIVES.items()}
     options = parse_or_exit([*DEFAULTS, *argv], job.rank, job.nranks, known)
-    contenders = {name: labels(PRIMITIVES[name], options) for name in options.primitives}
+    nnodes = len(nodes_seen(options, job.nodes, job.nranks))
+    contenders = {name: labels(PRIMITIVES[name], options, nnodes) for name in options.primitives}
     measuring = Measuring(job, launch, options, "selftest", SEED)
     cells: list[Cell] = []
     for point in points(options):

@@ -9,7 +9,9 @@ import pandas as pd
 from bench.rows import is_handwritten
 
 # What sets points apart besides their size; a run that has several of one is several sweeps.
-SETTINGS = ("run", "nranks", "ngroups", "stride", "nnodes", "device", "memory", "dtype", "op", "root", "in_place")
+SETTINGS = (
+    *("run", "nranks", "ngroups", "stride", "nnodes", "ppn", "device", "memory", "dtype", "op", "root", "in_place"),
+)
 
 # What is drawn, calculated with or compared; blank is not a number here.
 NUMBERS = (
@@ -31,6 +33,7 @@ def measured(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     table = pd.DataFrame(list(rows))
     if table.empty:
         return table
+    table = table.reindex(columns=table.columns.union(SETTINGS, sort=False))  # older rows have fewer
     table = table[table["status"] == "ok"].reset_index(drop=True).astype(dict.fromkeys(NUMBERS, float))
     ways = table.groupby(["primitive", "algorithm"])["transport"].transform("nunique")
     table["contender"] = table["algorithm"].where(ways <= 1, table["algorithm"] + " (" + table["transport"] + ")")
@@ -93,6 +96,8 @@ def _setting(column: str, value: Any) -> str:
     """Return a setting in words: `8 ranks`, `root 0`, `float32`."""
     if _blank(value):
         return f"no {column}"
+    if column == "ppn":
+        return f"{int(value)} a node"
     if column == "nranks":
         return f"{value} rank" if value == 1 else f"{value} ranks"
     if column in ("run", "device", "memory", "dtype", "op"):

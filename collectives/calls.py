@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import buffers, devices
-from collectives.attached import Attached, CallablePlan, attached_to
+from collectives.attached import Attached, CallablePlan, already_attached_to, attached_to
 from collectives.bind import Bound, bind
 from collectives.choices import is_forced
 from collectives.debug import check_disjoint, debugging, guarded_plan, watched
@@ -78,6 +78,9 @@ def make(
     operation = find_operation(op)
     bound = _bound(primitive, comm, arrays, operation, root, count, counts)
     if algorithm in NATIVE or is_forced(algorithm):
+        unmet = _unmet_in_common(bound, already_attached_to(comm), str(algorithm), False)
+        if unmet:
+            raise NotApplicable(unmet)
         return _make_native(comm, bound, operation, str(algorithm))
     attached = attached_to(comm)
     chosen = primitive.find(algorithm)
@@ -134,6 +137,7 @@ def _make_by_hand(
         algorithm.unmet(bound.problem, operation.commutative)
         or _unmet_accumulation(bound, algorithm, operation)
         or _unmet_sharing(bound, attached, algorithm)
+        or _unmet_in_common(bound, attached, algorithm.label, algorithm.shares_memory(bound.problem))
     )
     if unmet:
         raise NotApplicable(unmet)
@@ -147,10 +151,15 @@ def _make_by_hand(
         on_device = bound.on_device
         if shares_memory:
             bound, options, own, on_device = _registered(bound, attached, options)
+        unshareable = ""
         try:
             layout = lay_out(bound.problem, algorithm, bound.rank, options)
         except Unshareable as reason:
-            raise NotApplicable(str(reason)) from reason
+            unshareable = str(reason)
+        if shares_memory:  # nodes may differ, and all ranks must go on or none
+            unshareable = max(attached.comm.allgather(unshareable))
+        if unshareable:
+            raise NotApplicable(unshareable)
         window = streams = None
         if shares_memory:
             window = _window(attached, layout, own, unit.itemsize, algorithm.staged, on_device)
@@ -199,6 +208,18 @@ def _window(
         return GpuWindowTransport(comm, shared, attached.gpu, layout.groups, own, slots_nbytes, staged)
     except Unreachable as reason:
         raise NotApplicable(str(reason)) from reason
+
+
+def _unmet_in_common(bound: Bound, attached: Attached | None, label: str, shares_memory: bool) -> str | None:
+    """Return why there cannot be one result for all ranks of a node, None if there can, or if none is asked for."""
+    memory = None if attached is None else attached.window
+    if memory is None or bound.recv is None or bound.on_device or not memory.in_common(bound.recv):
+        return None
+    if not shares_memory:
+        return f"{label} writes every rank's result apart, and this receive buffer is one for all ranks of a node"
+    if bound.problem.groups != memory.nodes:
+        return f"{label}: one result for all ranks of a node goes by the nodes that there are, not by pretended ones"
+    return None
 
 
 def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bound, Options, dict[str, Any], bool]:

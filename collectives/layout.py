@@ -15,9 +15,10 @@ Rules that keep a timed call short:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import NamedTuple
 
 from collectives.exposure import Exposure, same_everywhere
@@ -63,6 +64,7 @@ PIECE_NBYTES = 256 << 10
 STAGED_NBYTES = 1 << 20
 """The longest message that goes through the host, so that its copies overlap with it. To be tuned on a GPU."""
 PACK_FROM_NBYTES = 64 << 10
+LANDING_NBYTES = 64 << 10
 SMALL_NBYTES = 4 << 10
 CACHE_LINE_NBYTES = 64
 
@@ -78,6 +80,7 @@ class Options:
     `piece`: the largest message that is to be reduced (256 KiB is best on the machines tried: it stays in cache).
     `cap`: the largest message of all. `cuts`: into how many messages a scattered set of chunks may be cut before it
     travels as one. `pack_from`: from how many elements such a set is packed rather than described by a datatype.
+    `landing`: so much room for what is to be reduced may be taken even where the vector is smaller.
     `small`: up to how many elements a round sends before it starts to receive. `align`: elements to which scratch is
     aligned. `waits` overrides the algorithm's own. `shared`: which of the user's buffers lie in memory that the ranks
     of a node share. `common`: the receive buffer is one and the same memory on all of them.
@@ -87,6 +90,7 @@ class Options:
     cap: int = 1 << 28
     cuts: int = 2
     pack_from: int = 16384
+    landing: int = 16384
     small: int = 1024
     align: int = 16
     waits: str | None = None
@@ -112,6 +116,7 @@ class Options:
             cap=elements(cap_nbytes),
             cuts=int(how.get("cuts", cls.cuts)),
             pack_from=elements(int(how.get("pack_from", PACK_FROM_NBYTES))),
+            landing=elements(LANDING_NBYTES),
             small=elements(SMALL_NBYTES),
             align=elements(CACHE_LINE_NBYTES),
             waits=str(how.get("waits", algorithm.waits)),
@@ -140,6 +145,11 @@ class Layout:
         """The elements that this rank sends."""
         return sum(region.stop - region.start for one in self.transfers if one.outgoing for region in one.regions)
 
+    def sent_count_beyond(self, ranks: Collection[int]) -> int:
+        """Return the elements that this rank sends to others than `ranks`."""
+        beyond = [one for one in self.transfers if one.outgoing and one.peer not in ranks]
+        return sum(region.stop - region.start for one in beyond for region in one.regions)
+
     @property
     def longest_message(self) -> int:
         """The elements of the longest message that this rank sends or receives."""
@@ -156,11 +166,22 @@ def lay_out(problem: Problem, algorithm: Algorithm, rank: int, options: Options 
     return _Builder(problem, algorithm, rank, options or Options()).build()
 
 
-class _Arrival(NamedTuple):
-    """A message that is reduced on arrival: its pieces, and for each what is combined where."""
+@dataclass(slots=True)
+class _Piece:
+    """A piece of a message that is reduced: elements of its chunks, its turn, and where it lands."""
 
-    transfers: list[int]
-    folds: list[list[tuple[Region, Region, Region]]]
+    chunks: Sequence[Chunk]
+    start: int
+    stop: int
+    turn: int = 0
+    landing: Region = NOWHERE
+
+
+class _Arrival(NamedTuple):
+    """A piece of a message that is reduced: its transfer, and what is then combined where."""
+
+    transfer: int
+    folds: list[tuple[Region, Region, Region]]
 
 
 class _Counts(dict[Chunk, int]):
@@ -289,7 +310,6 @@ class _Builder:
         program = self.program
         sends: list[int] = []
         receives: list[int] = []
-        arrivals: list[_Arrival] = []
         unpack: list[tuple[Region, Region]] = []
         others: list[Copy | Combine | Access | Fence] = []
         sent = 0
@@ -297,21 +317,26 @@ class _Builder:
             if isinstance(operation, Send):
                 sends += self._send(number, operation)
                 sent += self._total(operation.chunks)
-        for operation in operations:
+        reduces = [operation for operation in operations if isinstance(operation, RecvReduce)]
+        cuts, nlandings = self._landings(number, reduces) if reduces else ([], 0)
+        turns: dict[int, _Arrival] = {}
+        for operation in operations:  # as they are listed: so both ends count the messages between them alike
             if isinstance(operation, Recv):
                 receives += self._recv(number, operation, unpack)
             elif isinstance(operation, RecvReduce):
-                arrivals.append(self._arrival(number, operation))
+                turns.update(self._arrivals(number, operation, cuts.pop(0)))
             elif not isinstance(operation, Message):
                 others.append(operation)
-        for arrival in arrivals:
-            receives += arrival.transfers[:2]
+        arrivals = [turns[turn] for turn in range(len(turns))]
+        receives += [arrival.transfer for arrival in arrivals[:nlandings]]
         # Small messages leave at once; large ones find their receive ready, so that no copy waits for it.
         program.start(sends + receives if sent <= self.options.small else receives + sends)
         if number == 0:
             self._settle_final()
-        if arrivals:
-            self._fold_arrivals(arrivals)
+        for following, arrival in enumerate(arrivals, start=nlandings):
+            for fold in arrival.folds:
+                program.fold(*fold)
+            program.start([one.transfer for one in arrivals[following : following + 1]])
         for source, target in unpack:
             program.move(source, target)
         if others:
@@ -322,15 +347,6 @@ class _Builder:
                 program.sync(operation.group)
         if self.pushed_in:
             self.where.update((chunk, self.fixed[chunk]) for chunk in self.pushed_in.get(number, ()))
-
-    def _fold_arrivals(self, arrivals: Sequence[_Arrival]) -> None:
-        """Combine the pieces of all arrivals in turn; each that is done with makes room for the next but one."""
-        for piece in range(max(len(arrival.transfers) for arrival in arrivals)):
-            for arrival in arrivals:
-                if piece < len(arrival.transfers):
-                    for fold in arrival.folds[piece]:
-                        self.program.fold(*fold)
-                    self.program.start(arrival.transfers[piece + 2 : piece + 3])
 
     def _local(self, number: int, operations: Sequence[Copy | Combine | Access | Fence]) -> None:
         """Carry out what needs no message: first accesses to memory of others, then what is between own names."""
@@ -437,42 +453,65 @@ class _Builder:
                 self.where[chunk] = NOWHERE
         for chunks in self._cut(recv.chunks):
             homes = {chunk: self.home[chunk] for chunk in chunks if self._home_free(chunk, number)}
-            places = self._with_scratch(chunks, number, homes)
-            stream = stream_of(chunks, places)
-            if len(stream) > 1 and self._total(chunks) >= self.options.pack_from:
-                places = self._with_scratch(chunks, number, {})
-                stream = stream_of(chunks, places)
+            if self._scattered(chunks, homes) and self._total(chunks) >= self.options.pack_from:
+                places = self._with_scratch(chunks, number, {}, passing=homes)
                 unpack += [(places[chunk], home) for chunk, home in homes.items()]
+            else:
+                places = self._with_scratch(chunks, number, homes)
+            stream = stream_of(chunks, places)
             for start, stop in self._pieces(chunks, False):
                 transfers.append(self.program.transfer(False, recv.peer, part(stream, start, stop)))
             self.where.update({**places, **homes})
         return transfers
 
-    def _arrival(self, number: int, operation: RecvReduce) -> _Arrival:
-        """Cut a message that is reduced into pieces that land alternately in two places."""
-        cut = [
-            (chunks, start, stop)
-            for chunks in self._cut(operation.chunks)
-            for start, stop in self._pieces(chunks, True)
+    def _landings(self, number: int, operations: Sequence[RecvReduce]) -> tuple[list[list[_Piece]], int]:
+        """Cut messages that are reduced into pieces, and let these land in turn in a few places.
+
+        Pieces are combined in the order of their turns: the first ones of all messages, the second ones, and so on. A
+        piece has to wait until the one that so many turns before it, as places are returned, has been combined. There
+        are two places for each message, or fewer where these would take more room than the vector.
+        """
+        cuts = [
+            [
+                _Piece(chunks, start, stop)
+                for chunks in self._cut(operation.chunks)
+                for start, stop in self._pieces(chunks, True)
+            ]
+            for operation in operations
         ]
-        longest = max([stop - start for _, start, stop in cut], default=0)
-        landings = [self._take(longest, number) for _ in cut[:2]]
-        arrival = _Arrival([], [])
-        for index, (chunks, start, stop) in enumerate(cut):
+        in_turn = [piece for pieces in zip_longest(*cuts) for piece in pieces if piece is not None]
+        longest = max((piece.stop - piece.start for piece in in_turn), default=1)
+        room = max(self.problem.count, self.options.landing) // max(1, longest)
+        nplaces = min(2 * len(operations), max(1, room), len(in_turn))
+        for first in range(nplaces):
+            sharing = in_turn[first::nplaces]
+            place = self._take(max(piece.stop - piece.start for piece in sharing), number)
+            for turn, piece in enumerate(sharing):
+                piece.turn, piece.landing = first + turn * nplaces, place
+        return cuts, nplaces
+
+    def _arrivals(self, number: int, operation: RecvReduce, pieces: Sequence[_Piece]) -> Iterator[tuple[int, _Arrival]]:
+        """Yield for each piece of a message that is reduced its turn, and what arrives and is combined."""
+        for piece in pieces:
+            chunks, start, stop = piece.chunks, piece.start, piece.stop
             if start == 0:
                 own = stream_of(chunks, self.where)
                 places = self._with_scratch(chunks, number, self._targets(chunks, number))
                 into = stream_of(chunks, places)
                 self.where.update(places)
-            landing = part(landings[index % 2 : index % 2 + 1], 0, stop - start)
-            arrival.transfers.append(self.program.transfer(False, operation.peer, landing))
-            arrival.folds.append(
-                [
-                    (incoming, mine, target) if operation.side == LEFT else (mine, incoming, target)
-                    for mine, incoming, target in side_by_side(part(own, start, stop), landing, part(into, start, stop))
-                ]
-            )
-        return arrival
+            landing = part([piece.landing], 0, stop - start)
+            transfer = self.program.transfer(False, operation.peer, landing)
+            streams = side_by_side(part(own, start, stop), landing, part(into, start, stop))
+            if operation.side == LEFT:
+                folds = [(incoming, mine, target) for mine, incoming, target in streams]
+            else:
+                folds = [(mine, incoming, target) for mine, incoming, target in streams]
+            yield piece.turn, _Arrival(transfer, folds)
+
+    def _scattered(self, chunks: Sequence[Chunk], homes: Mapping[Chunk, Region]) -> bool:
+        """Whether chunks lie in several pieces if these have `homes` and the others lie in scratch side by side."""
+        given = self._given(chunks, homes)
+        return bool(given) and (len(given) < len(chunks) or len(stream_of(chunks, given)) > 1)
 
     def _targets(self, chunks: Sequence[Chunk], number: int) -> dict[Chunk, Region]:
         """Return where reduced chunks go: home if that is free, else where they are if that is scratch."""
@@ -550,23 +589,30 @@ class _Builder:
             self.program.move(source, target)
         return [packed]
 
-    def _with_scratch(self, chunks: Sequence[Chunk], number: int, places: dict[Chunk, Region]) -> dict[Chunk, Region]:
-        """Return places for all chunks, in their order: as given, the others in scratch side by side."""
-        if self.fixed:
-            places = {**{chunk: self.fixed[chunk] for chunk in chunks if chunk in self.fixed}, **places}
-        homeless = [chunk for chunk in chunks if chunk not in places]
+    def _with_scratch(
+        self, chunks: Sequence[Chunk], number: int, places: Mapping[Chunk, Region], passing: Container[Chunk] = ()
+    ) -> dict[Chunk, Region]:
+        """Return places for all chunks: as given, the others in scratch side by side.
+
+        Those that are `passing` are there for this round alone.
+        """
+        result = self._given(chunks, places)
+        homeless = [chunk for chunk in chunks if chunk not in result]
         if not homeless:
-            return places
-        last = max(number, *(self.last_read.get(chunk, NEVER) for chunk in homeless))
-        start = self.scratch.take(self._total(homeless), last)
-        result = {}
-        for chunk in chunks:
-            if chunk in places:
-                result[chunk] = places[chunk]
-            else:
-                result[chunk] = Region(SCRATCH, start, start + self.count(chunk))
-                start += self.count(chunk)
+            return result
+        starts = self.scratch.take_together(
+            [self.count(chunk) for chunk in homeless],
+            [number if chunk in passing else max(number, self.last_read.get(chunk, NEVER)) for chunk in homeless],
+        )
+        for chunk, start in zip(homeless, starts, strict=True):
+            result[chunk] = Region(SCRATCH, start, start + self.count(chunk))
         return result
+
+    def _given(self, chunks: Sequence[Chunk], places: Mapping[Chunk, Region]) -> dict[Chunk, Region]:
+        """Return `places`, and those of `chunks` that peers find at a fixed place."""
+        if not self.fixed:
+            return dict(places)
+        return {**{chunk: self.fixed[chunk] for chunk in chunks if chunk in self.fixed}, **places}
 
     def _home_free(self, chunk: Chunk, number: int, operand: Region | None = None) -> bool:
         """Whether the chunk has a home into which it may be written in this round.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -116,28 +117,43 @@ class Scratch:
 
     def take(self, count: int, last_round: int) -> int:
         """Return the start of `count` elements that stay taken through `last_round`."""
-        room = -(-count // self.align) * self.align
+        return self.take_together([count], [last_round])[0]
+
+    def take_together(self, counts: Sequence[int], last_rounds: Sequence[int]) -> list[int]:
+        """Return starts of elements that lie side by side, the first aligned; each is given back by itself."""
+        starts = [self._room(sum(counts))]
+        for count in counts[:-1]:
+            starts.append(starts[-1] + count)
+        for start, count, last_round in zip(starts, counts, last_rounds, strict=True):
+            if count and last_round < ALWAYS:
+                heapq.heappush(self.expiring, (last_round, start, start + count))
+        return starts
+
+    def _room(self, count: int) -> int:
         for index, (start, stop) in enumerate(self.free):
-            if stop - start >= room:
-                self.free[index : index + 1] = [(start + room, stop)] if stop - start > room else []
-                break
-        else:
-            start = self.count
-            if self.free and self.free[-1][1] == self.count:  # grow the last hole
-                start = self.free.pop()[0]
-            self.count = start + room
-        if last_round < ALWAYS:
-            heapq.heappush(self.expiring, (last_round, start, start + room))
-        return start
+            first = self._aligned(start)
+            if first + count <= stop:
+                rest = ((start, first), (first + count, stop))
+                self.free[index : index + 1] = [(low, high) for low, high in rest if low < high]
+                return first
+        start = self.free.pop()[0] if self.free and self.free[-1][1] == self.count else self.count  # grow the last hole
+        first = self._aligned(start)
+        if start < first:
+            self.free.append((start, first))
+        self.count = first + count
+        return first
+
+    def _aligned(self, start: int) -> int:
+        return -(-start // self.align) * self.align
 
     def expire(self, after_round: int) -> None:
         """Give back what was needed through `after_round` at most."""
         while self.expiring and self.expiring[0][0] <= after_round:
             _, start, stop = heapq.heappop(self.expiring)
-            holes = sorted([*self.free, (start, stop)])
-            self.free = [holes[0]]
-            for low, high in holes[1:]:
-                if low == self.free[-1][1]:
-                    self.free[-1] = (self.free[-1][0], high)
-                else:
-                    self.free.append((low, high))
+            index = bisect(self.free, (start, stop))
+            if index < len(self.free) and self.free[index][0] == stop:
+                stop = self.free.pop(index)[1]
+            if index and self.free[index - 1][1] == start:
+                index -= 1
+                start = self.free.pop(index)[0]
+            self.free.insert(index, (start, stop))

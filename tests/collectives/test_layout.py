@@ -1,10 +1,12 @@
 """What a layout looks like: few copies, messages as large as may be, both ends alike, little scratch."""
 
+from itertools import product
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from collectives import PRIMITIVES, allgather, allreduce, alltoall, barrier, broadcast, reduce_scatter
+from collectives import PRIMITIVES, allgather, allreduce, alltoall, barrier, broadcast, reduce, reduce_scatter
 from collectives.layout import CACHE_LINE_NBYTES, LOOKAHEAD, PACK_FROM_NBYTES, PIECE_NBYTES, Options, lay_out
 from collectives.program import Fold, Move, Start, Wait
 from collectives.regions import RECV, SCRATCH, SEND, Region
@@ -205,3 +207,59 @@ def test_both_ends_cut_alike_and_no_message_is_larger_than_allowed(case):
         inside = [region for one in layout.transfers for region in one.regions]
         assert all(0 <= one.start < one.stop for one in inside)
         assert all(one.stop <= layout.scratch_count for one in inside if one.buffer == SCRATCH)
+
+
+EXTRA_VECTORS = {
+    ("allreduce", "allgather_reduce"): 9.0,  # every rank holds the vectors of all: here of nine
+    ("scan", "recursive_doubling"): 4.0,  # what arrives, total and prefix, each old and new
+    ("exscan", "recursive_doubling"): 5.0,
+    ("alltoall", "bruck"): 2.5,  # half the blocks in slots, half packed to be sent, half as they arrive, and holes
+    ("alltoallv", "bruck"): 2.5,
+    ("alltoall", "k_bruck"): 2.5,
+    ("alltoallv", "k_bruck"): 2.5,
+    ("alltoallv", "padded_bruck"): 3.5,  # the same, and the padded copies
+    ("reduce_scatter", "recursive_doubling"): 2.3,
+    ("reduce_scatterv", "recursive_doubling"): 2.3,
+}
+"""Those that need more than two vectors of extra memory, and why."""
+
+
+@pytest.mark.parametrize(
+    "algorithm", [one for one in ALL if not one.takes_nodes], ids=lambda one: f"{one.primitive.name}-{one.name}"
+)
+def test_extra_memory_is_at_most_twice_the_vector(algorithm):
+    """Of flat algorithms; the leader of a node has the vectors of its whole node."""
+    primitive = algorithm.primitive
+    limit = EXTRA_VECTORS.get((primitive.name, algorithm.name), 2.0)
+    for nranks, in_place in product((2, 3, 5, 8, 9), (False, True)):
+        vector, counts = 30_000 * nranks, None  # of one rank
+        if primitive.name.endswith("v"):
+            counts = (30_000,) * nranks
+        if primitive.name == "alltoallv":
+            counts = (counts,) * nranks
+        count = vector * nranks if primitive.name == "alltoallv" else vector
+        problem = primitive.problem(nranks, count, counts=counts, in_place=in_place)
+        if algorithm.unmet(problem) or (in_place and primitive.aliasing(problem, 0) is None):
+            continue
+        for rank in range(nranks):
+            layout = lay_out(problem, algorithm, rank, Options.of(algorithm, 4, 1 << 31))
+            assert layout.scratch_count + layout.shared_count <= limit * vector + 64 * nranks
+
+
+def test_pieces_that_are_reduced_wait_for_a_place_where_all_would_not_fit_in_a_vector():
+    count = PACK_FROM_NBYTES  # elements: a vector of 256 KiB, one piece
+    root = laid_out(reduce, "linear", 5, count, Options())[0]
+    assert root.scratch_count == count
+    assert [len(one.transfers) for one in of_kind(root, Start)] == [1, 1, 1, 1]
+    small = laid_out(reduce, "linear", 5, 100, Options())[0]
+    assert [len(one.transfers) for one in of_kind(small, Start)] == [4]
+
+
+def test_messages_of_both_kinds_between_two_ranks_are_counted_as_they_are_listed():
+    layouts = laid_out(allreduce, "double_binary_tree", 3, 48, Options(waits="data"))
+    ends = {}
+    for layout in layouts:
+        for one in layout.transfers:
+            pair = (layout.rank, one.peer) if one.outgoing else (one.peer, layout.rank)
+            ends.setdefault((*pair, one.ordinal), []).append(length(one.regions))
+    assert all(len(lengths) == 2 and lengths[0] == lengths[1] for lengths in ends.values())

@@ -4,7 +4,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from collectives import PRIMITIVES, allgather, allreduce, alltoall, barrier, broadcast, reduce
+from collectives import PRIMITIVES, allgather, allreduce, alltoall, barrier, broadcast, reduce, reduce_scatter
 from collectives.proof import Refuted, prove, proved_ranks
 from collectives.registry import COMMUTATIVE, per_rank
 from collectives.rounds import LEFT, RIGHT, Combine, Copy, Recv, RecvReduce, Send
@@ -338,13 +338,18 @@ def as_tuple(one):
     return one if isinstance(one, tuple) else (one,)
 
 
-@pytest.mark.parametrize("name", ["ring", "recursive_doubling", "rabenseifner", "spread", "reduce_broadcast"])
-def test_no_operation_of_an_allreduce_can_be_left_out(name):
-    algorithm, nranks = allreduce.find(name), 5
+SHORTENED = [(allreduce, name) for name in ("ring", "recursive_doubling", "rabenseifner", "spread", "reduce_broadcast")]
+SHORTENED += [(allreduce, "bine"), (allgather, "ring"), (allgather, "bruck"), (allgather, "sparbit")]
+SHORTENED += [(reduce_scatter, "pairwise"), (reduce_scatter, "butterfly"), (alltoall, "bruck"), (alltoall, "pairwise")]
+
+
+@pytest.mark.parametrize(("primitive", "name"), SHORTENED, ids=lambda one: getattr(one, "name", one))
+def test_no_operation_can_be_left_out(primitive, name):
+    algorithm, nranks = primitive.find(name), 5
     generate = partial(algorithm.generate, **algorithm.parameters)
     operations = sum(len(as_tuple(one)) for rank in range(nranks) for one in generate(rank, nranks))
     for index in range(operations):
-        shorter = registered(allreduce, without(generate, index), chunks=algorithm.chunks)
+        shorter = registered(primitive, without(generate, index), chunks=algorithm.chunks)
         with pytest.raises(Refuted):
             prove(shorter, nranks)
 
