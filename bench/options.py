@@ -28,6 +28,7 @@ DEFAULT = (
 )
 """What is swept unless primitives are named; `all` names every one."""
 DEVICES = ("auto", "cpu", "cuda")
+TRANSPORTS = ("auto", "staged", "window")
 CADENCES = ("isolated", "streaming")
 SYNCS = ("barrier", "deadline")
 MEMORIES = ("plain", "registered", "shared")
@@ -74,6 +75,7 @@ class Options:
     resume: Path | None  # the folder of a run to be completed
     samples: bool  # whether every sample of every rank is written
     device: str
+    transport: str  # how messages between GPUs go
     plots: bool
     quiet: bool
     strategies: StrategyOptions | None  # training steps to replay besides
@@ -134,6 +136,7 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         resume=None if words.resume is None else Path(words.resume),
         samples=words.samples,
         device=_known([words.device], "--device", "device", DEVICES)[0],
+        transport=_known([words.transport], "--transport", "transport", TRANSPORTS)[0],
         plots=not words.no_plots,
         quiet=words.quiet,
         strategies=strategies,
@@ -355,6 +358,8 @@ def _parser() -> _Parser:
     )
     valued(what, "--in-place", "CHOICE", "no", "whether input and output share a buffer: no, yes or both")
     valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")
+    ways = "between GPUs: staged through the host, window on peers' memory, or auto for both"
+    valued(what, "--transport", "NAME", "auto", ways)
     memories = "plain arrays, registered ones (collectives.alloc), or shared: registered, one result for all of a node"
     valued(what, "--memory", "NAME,...", "plain", memories)
     what.add_argument(

@@ -19,7 +19,7 @@ SCHEMA = 3
 # History of the schema. Columns keep their names and their order; new ones are appended.
 # 1: the first, up to `reason`.
 # 2: how samples were taken (`cadence` to `cache`), the first call, intervals, skew, stragglers, verdict, cautions.
-# 3: nodes (`between_nbytes_max`, `ppn`).
+# 3: nodes (`between_nbytes_max`, `ppn`), GPUs (`ranks_per_gpu`).
 
 ROWS_FILE = "rows.csv"
 RUN_FILE = "run.json"
@@ -99,6 +99,7 @@ class Row:
     cautions: str = ""  # reasons not to take the times at face value, see bench.cautions
     between_nbytes_max: int | None = None  # sent to other nodes by the node that sends most; nodes as `ppn` says
     ppn: int | None = None  # ranks on a node, the most; fewer than nranks / nnodes where nodes were pretended
+    ranks_per_gpu: int | None = None  # on the GPU that most of them share; blank for buffers on the host
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
