@@ -144,12 +144,23 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
     )
     if splits:
         _check_groups(options, words.root, nranks)
-    if options.resume and words.strategy is not None:
-        raise UsageError("--resume", options.resume, "a replay of strategies cannot be resumed: start it anew")
+    if words.strategy is not None:
+        _check_strategies(options)
     if options.resume and options.output:
         raise UsageError("--output", options.output, "--resume writes to the folder that it names: leave one out")
     geometric(options.min_bytes, options.max_bytes, options.factor)  # raises where they give no sweep
     return options
+
+
+def _check_strategies(options: Options) -> None:
+    """Raise UsageError for what a replay of strategies does not have."""
+    if options.resume:
+        raise UsageError("--resume", options.resume, "a replay of strategies cannot be resumed: start it anew")
+    memory = None if options.memories == ("plain",) else ",".join(options.memories)
+    for option, given in (("--memory", memory), ("--ppn", options.ppn)):
+        if given is not None:
+            remedy = "a replay of strategies has plain memory and nodes as they are: leave it out"
+            raise UsageError(option, given, remedy)
 
 
 def _check_groups(options: Options, root: str, nranks: int) -> None:

@@ -199,6 +199,8 @@ def test_an_algorithm_of_one_chosen_primitive_is_enough():
         ("--memory plain,", "unknown memory '' for --memory"),
         ("--ppn 0", "invalid value '0' for --ppn (must be 1 to 4 ranks a node)"),
         ("--ppn 5", "invalid value '5' for --ppn (must be 1 to 4 ranks a node)"),
+        ("--strategy all --memory registered", "'registered' for --memory (a replay of strategies has plain memory"),
+        ("--strategy all --ppn 2", "'2' for --ppn (a replay of strategies has plain memory and nodes as they are"),
         ("--ppn two", "invalid value 'two' for --ppn"),
         ("--accumulate int32", "unknown dtype 'int32' for --accumulate (known: float32)"),
         ("--op avg", "unknown op 'avg' for --op (known: sum, prod, max, min, land"),
