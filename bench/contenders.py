@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from bench.check import Checked
+from bench.library import NOTHING, OwnAlgorithms
 from bench.options import Options
+from bench.rows import is_forced
 from bench.timing import seconds_of
 from bench.usage import UsageError
 from collectives.buffers import Arena
-from collectives.registry import Primitive
+from collectives.registry import Primitive, UnknownNameError
 
 NATIVE = "native"
 NATIVE_FORMS = (NATIVE, "native_persistent")
+ALL = "all"  # what competes unless algorithms are named
 
 
 @dataclass
@@ -28,6 +32,15 @@ class Contender:
     first_seconds: float = 0.0  # of its first call, on the slowest rank
     reason: str = ""
     wrong: int | None = None
+    told: dict[str, Any] = field(default_factory=dict)  # columns of its row that only the library can tell
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Timed calls inside need not set anything themselves."""
+        with ExitStack() as stack:
+            for plan in self.plans:
+                stack.enter_context(plan.armed())
+            yield
 
     def free(self) -> None:
         """Give back what MPI holds."""
@@ -35,23 +48,29 @@ class Contender:
             plan.free()
 
 
-def labels(primitive: Primitive, options: Options, nnodes: int = 1) -> list[str]:
+def labels(primitive: Primitive, options: Options, nnodes: int = 1, own: OwnAlgorithms = NOTHING) -> list[str]:
     """Return the names of the contenders for `primitive`, the baseline first.
 
-    What goes by nodes is left out on a single one unless it is named: there it is its inner part alone.
+    What goes by nodes is left out on a single one unless it is named: there it is its inner part alone. An algorithm of
+    the library's `own` brings ours of the same name along.
 
     Raises:
         UsageError: a parameter that an algorithm does not have, or a value that does not fit.
 
     """
     how = {"accumulate": options.accumulate} if options.accumulate and primitive.combines else {}
+    by_hand = [one for one in primitive.algorithms.values() if nnodes > 1 or not one.takes_nodes]
+    everything = [*NATIVE_FORMS, *(one.with_parameters(how).label for one in by_hand)]
     if not options.algorithms:
-        by_hand = [one for one in primitive.algorithms.values() if nnodes > 1 or not one.takes_nodes]
-        return [*NATIVE_FORMS, *(one.with_parameters(how).label for one in by_hand)]
+        return everything
     chosen = [NATIVE]
     for specification in options.algorithms:
         name = specification.partition(":")[0]
-        if name in NATIVE_FORMS:
+        if name == ALL:
+            chosen.extend(everything)
+        elif is_forced(specification):
+            chosen.extend(own.labels(primitive, specification))
+        elif name in NATIVE_FORMS:
             chosen.append(specification)
         elif name in primitive.algorithms:
             try:
@@ -78,7 +97,7 @@ def make_ready(
                 plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena))
                 contender.plan_seconds = contender.plan_seconds or seconds
                 contender.plans.append(plan)
-        except NotApplicable as reason:  # noqa: PERF203 -- a plan costs a thousand times more
+        except (NotApplicable, UnknownNameError) as reason:  # noqa: PERF203 -- a plan costs a thousand times more
             contender.reason = str(reason)
     return contenders
 

@@ -12,12 +12,14 @@ from bench.check import Checked
 from bench.clocks import Clocks
 from bench.contenders import NATIVE, Contender, make_ready
 from bench.guard import Guard
+from bench.guess import distance, guess
 from bench.job import THREAD_LEVELS, Job
 from bench.launch import Launch
+from bench.library import told
 from bench.load import Load
 from bench.options import Options
 from bench.points import Point, fingerprint
-from bench.rows import Row
+from bench.rows import Row, is_forced
 from bench.samples import Samples
 from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
@@ -88,13 +90,16 @@ class Measuring:
             made = self._rows(point, [Contender(name, reason=reason) for name in names])
         else:
             made = self._measured(point, problem, names, keep or _forget)
-        return [row for row in made if row.algorithm not in done]
+        return [row for row in made if (row.requested or row.algorithm) not in done]
 
     def _measured(self, point: Point, problem: Problem, names: Sequence[str], keep: Any) -> list[Row]:
         sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
         contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier)
         try:
             ready = [one for one in contenders if one.plans]
+            for one in contenders:
+                self.guard.alive()
+                one.told = told(one.label, one.plans)
             costs = self._costs(ready, sets)
             self._first_calls(ready, sets)
             right = [one for one in ready if not one.wrong]
@@ -106,6 +111,7 @@ class Measuring:
             samples = dict(zip(names, self._sample(point, right), strict=False))
             load = self.load.look()
             self._check(right, sets)
+            self._guess(point, right, samples)
         finally:
             for contender in contenders:
                 contender.free()
@@ -145,9 +151,24 @@ class Measuring:
             firsts,
             shared=self.clocks.relation.shared,
             alive=self.guard.alive,
+            armed=[one.armed for one in contenders],
             relax=self.start.relax if isinstance(self.start, Deadline) else _content,
         )
         return [one.scaled(1 / point.primitive.legs) for one in taken]
+
+    def _guess(self, point: Point, contenders: Sequence[Contender], samples: Mapping[str, Samples]) -> None:
+        """Let the row of the library's default say which of the library's own algorithms it most likely is."""
+        rivals = [one for one in contenders if is_forced(one.label)]
+        native = [one for one in contenders if one.label == NATIVE]
+        if len(rivals) < 2 or not native:  # of one alone nothing can be told
+            return
+        distances = np.full(len(rivals), np.inf)
+        if self.job.leads:
+            for place, one in enumerate(rivals):
+                distances[place] = distance(samples.get(NATIVE), samples.get(one.label))
+        order = np.argsort(self.job.follow(distances), kind="stable")
+        self.guard.alive()
+        native[0].told = guess(self.job.comm, point, [rivals[place].plans[0].running for place in order])
 
     def _too_large(self, point: Point) -> str | None:
         """Return why the point does not fit in memory, as rank 0 sees it, or None.
@@ -181,8 +202,9 @@ class Measuring:
             self.guard.alive()
             for place, checked in enumerate(sets):
                 checked.reset()
-                self.barrier()
-                _, seconds = seconds_of(contender.plans[place])
+                with contender.armed():
+                    self.barrier()
+                    _, seconds = seconds_of(contender.plans[place])
                 if firsts is not None and place == 0:
                     firsts[index] = seconds
                 if self.options.check:

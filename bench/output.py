@@ -137,6 +137,8 @@ def table_line(row: Row) -> str:
     widths = [_number(value, 3) for value in (row.algbw_GBps, row.busbw_GBps)]
     cells = [str(row.nbytes), row.primitive, row.algorithm, *times, *widths, ratio, _number(row.wrong, 0)]
     note = "" if row.status == "ok" else f"  # {row.status}: {row.reason}"
+    if row.requested not in ("", row.algorithm):
+        note += f"  # {row.requested} was asked for"
     return line_of(cells) + note
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
-SCHEMA = 2
+SCHEMA = 3
 # History of the schema. Columns keep their names and their order; new ones are appended.
 # 1: the first, up to `reason`.
 # 2: how samples were taken (`cadence` to `cache`), the first call, intervals, skew, stragglers, verdict, cautions.
+# 3: the library's own algorithms (`requested` to `native_guess`).
 
 ROWS_FILE = "rows.csv"
 RUN_FILE = "run.json"
@@ -96,6 +97,12 @@ class Row:
     native_p: float | None = None  # of the sign test of equal speed, corrected for all contenders of the point
     verdict: str = ""  # faster or slower than the baseline, or no difference shown
     cautions: str = ""  # reasons not to take the times at face value, see bench.cautions
+    requested: str = ""  # of the library's own algorithms, where `algorithm` is what it ran
+    proved: bool | None = None  # that it ran, by more than a variable's value; blank where nothing was requested
+    evidence: str = ""  # that it ran, or why there is none; of native, for the guess
+    forced_with: str = ""  # the variables that were set, layers above put out of the way among them
+    counterpart: str = ""  # our own implementation of the same algorithm
+    native_guess: str = ""  # what native most likely ran
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
@@ -108,10 +115,18 @@ class Row:
                 raise ValueError(f"{column}={value} is no number; leave it out where it has no meaning")
 
 
+# What sets points apart besides their size; a run that has several of one is several sweeps.
+SETTINGS = ("run", "nranks", "ngroups", "stride", "nnodes", "device", "memory", "dtype", "op", "root", "in_place")
+
 COLUMNS = tuple(field.name for field in fields(Row))
 REQUIRED = COLUMNS[: COLUMNS.index("reason") + 1]  # later columns are not, so that old files stay readable
 
 _KINDS = {column: set(get_args(hint)) or {hint} for column, hint in get_type_hints(Row).items()}
+
+
+def is_forced(algorithm: str) -> bool:
+    """Say whether a contender is one of the library's own algorithms, which it was told to run."""
+    return algorithm.startswith("native:")
 
 
 def is_handwritten(algorithm: str) -> bool:

@@ -44,6 +44,7 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
     from bench.contenders import NATIVE_FORMS, labels
     from bench.doctor import look
     from bench.job import Job
+    from bench.library import own_algorithms
     from bench.measure import Measuring
     from bench.options import parse_or_exit
     from bench.output import Output
@@ -54,7 +55,8 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
     job = Job(MPI.COMM_WORLD)
-    known = {name: [*NATIVE_FORMS, *primitive.algorithms] for name, primitive in PRIMITIVES.items()}
+    own = own_algorithms(argv)
+    known = {name: [*NATIVE_FORMS, *one.algorithms, *own.names(one)] for name, one in PRIMITIVES.items()}
     options = parse_or_exit(argv, job.rank, job.nranks, known)
     if options.show == "list":
         if job.leads:
@@ -64,7 +66,9 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
         return 0
     check_device(options.device)
     check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
-    contenders = {name: labels(PRIMITIVES[name], options, job.nnodes) for name in options.primitives}
+    if own.refusal and job.leads:
+        print(f"note: only the library's default, native, is measured: {own.refusal}", file=sys.stderr, flush=True)
+    contenders = {name: labels(PRIMITIVES[name], options, job.nnodes, own) for name in options.primitives}
     everything = list(points(options))
     wanted = made_with(options, contenders, nranks=job.nranks, nnodes=job.nnodes, mpi=machine.mpi(), seed=SEED)
     if options.resume:

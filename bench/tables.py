@@ -6,10 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.rows import is_handwritten
-
-# What sets points apart besides their size; a run that has several of one is several sweeps.
-SETTINGS = ("run", "nranks", "ngroups", "stride", "nnodes", "device", "memory", "dtype", "op", "root", "in_place")
+from bench.rows import SETTINGS, is_handwritten
 
 # What is drawn, calculated with or compared; blank is not a number here.
 NUMBERS = (
@@ -22,11 +19,14 @@ NUMBERS = (
     "native_ratio_high",
 )
 
+LATER = ("requested", "evidence", "forced_with", "counterpart", "native_guess")
+
 
 def measured(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the rows with status ok as a table, with a column `contender`: what a line of a figure is called.
 
-    What was measured again counts with its last row.
+    What was measured again counts with its last row; what the library ran in place of another of its own algorithms
+    counts only where it was not measured under its own name.
     """
     table = pd.DataFrame(list(rows))
     if table.empty:
@@ -34,7 +34,11 @@ def measured(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     table = table[table["status"] == "ok"].reset_index(drop=True).astype(dict.fromkeys(NUMBERS, float))
     ways = table.groupby(["primitive", "algorithm"])["transport"].transform("nunique")
     table["contender"] = table["algorithm"].where(ways <= 1, table["algorithm"] + " (" + table["transport"] + ")")
-    return table.drop_duplicates(["primitive", "contender", "nbytes", *SETTINGS], keep="last")
+    for column in LATER:  # rows of earlier schemas lack them
+        table[column] = table[column].fillna("") if column in table else ""
+    instead = (table["requested"] != "") & (table["requested"] != table["algorithm"])
+    ordered = table.loc[instead.sort_values(ascending=False, kind="stable").index]
+    return ordered.drop_duplicates(["primitive", "contender", "nbytes", *SETTINGS], keep="last").sort_index()
 
 
 def sweeps(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

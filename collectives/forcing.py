@@ -120,7 +120,7 @@ class ForcedPlan(NativePlan):
         self._instead = None
         if result.effective != self._request.choice.name:
             self._instead = self._forcing.library.request(self._request.choice.primitive, result.effective)
-        self.effective = (self._instead or self._request).label
+        self.effective = self.running.label
         self._known, self._count = result.why, problem.count
         self.proved, self.why = False, result.why or "not looked at"
         super().__init__(self._forced.comm, bound, operation, False)
@@ -150,6 +150,22 @@ class ForcedPlan(NativePlan):
             self.proved, seen = proofs.prove_instead(self._request, self._instead, self._count)
             self.why = f"{self._known}; {seen}"
         return self.proved
+
+    @property
+    def running(self) -> Request:
+        """What runs."""
+        return self._instead or self._request
+
+    @property
+    def counterpart(self) -> str | None:
+        """Our own implementation of what runs, as a specification; None where there is none."""
+        return self._forcing.library.counterpart(self.running)
+
+    @property
+    def settings(self) -> str:
+        """The variables by which the library is told, what lies above put out of its way among them."""
+        chosen = self._forcing.library
+        return " ".join(f"{name}={chosen.word(name, value)}" for name, value in chosen.settings(self._request).items())
 
     @contextmanager
     def armed(self) -> Iterator[None]:
