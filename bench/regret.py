@@ -40,7 +40,7 @@ class Cell(NamedTuple):
 
 
 def own_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the library's own algorithms that ran when they were asked for, not instead of another."""
+    """Return the rows of the library's own algorithms that were asked for by name, not those that ran instead."""
     forced = rows[rows["algorithm"].map(is_forced)]
     return forced[forced["requested"] == forced["algorithm"]]
 
@@ -66,7 +66,7 @@ def guesses(found: list[Cell]) -> str:
             spans.append((one.guess, []))
         spans[-1][1].append(format_size(one.nbytes))
     words = [
-        f"{guess or 'what was not recognised'} at {' to '.join(dict.fromkeys((sizes[0], sizes[-1])))}"
+        f"{guess or 'something not recognised'} at {' to '.join(dict.fromkeys((sizes[0], sizes[-1])))}"
         for guess, sizes in spans
     ]
     return ", ".join(words)
@@ -88,5 +88,5 @@ def _best(rows: pd.DataFrame) -> Best | None:
     with_ratio = drawable(rows, "native_ratio")
     if with_ratio.empty:
         return None
-    row: Any = with_ratio.loc[with_ratio["native_ratio"].idxmax()]
+    row: Any = with_ratio.nlargest(1, "native_ratio").iloc[0]
     return Best(row["contender"], row["native_ratio"], row["native_ratio_low"], row["native_ratio_high"])

@@ -25,8 +25,8 @@ LATER = ("requested", "evidence", "forced_with", "counterpart", "native_guess")
 def measured(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the rows with status ok as a table, with a column `contender`: what a line of a figure is called.
 
-    What was measured again counts with its last row; what the library ran in place of another of its own algorithms
-    counts only where it was not measured under its own name.
+    What was measured again counts with its last row. What the library ran in place of another of its own algorithms is
+    called by both: `native:ring (ran bruck)`.
     """
     table = pd.DataFrame(list(rows))
     if table.empty:
@@ -37,8 +37,9 @@ def measured(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     for column in LATER:  # rows of earlier schemas lack them
         table[column] = table[column].fillna("") if column in table else ""
     instead = (table["requested"] != "") & (table["requested"] != table["algorithm"])
-    ordered = table.loc[instead.sort_values(ascending=False, kind="stable").index]
-    return ordered.drop_duplicates(["primitive", "contender", "nbytes", *SETTINGS], keep="last").sort_index()
+    both = table["requested"] + " (ran " + table["algorithm"].str.removeprefix("native:") + ")"
+    table["contender"] = table["contender"].where(~instead, both)
+    return table.drop_duplicates(["primitive", "contender", "nbytes", *SETTINGS], keep="last")
 
 
 def sweeps(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
