@@ -212,8 +212,8 @@ def _looks(contenders: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _lines(axes: Axes, rows: pd.DataFrame, measure: Measure) -> None:
     """Draw a line a contender over the sizes; size 0 stands apart, left of all others."""
     looks = _looks(list(rows["contender"].unique()))
-    if measure is LIBRARY:
-        looks["native"]["zorder"] = 4
+    if measure is LIBRARY and "native" in looks:
+        looks["native"]["zorder"] = 4  # over all others
     sizes = sorted(rows["nbytes"].unique().tolist())
     positive = [nbytes for nbytes in sizes if nbytes > 0]
     slot = {0: positive[0] / (positive[1] / positive[0] if len(positive) > 1 else 2)}

@@ -183,7 +183,7 @@ def _library(sweep: str, rows: pd.DataFrame, pictures: Sequence[Path]) -> Iterat
                 (
                     format_size(one.nbytes),
                     _number(one.native_us, False),
-                    one.guess,
+                    one.guess or "?",
                     _against(one.own),
                     _against(one.ours),
                 )
