@@ -61,10 +61,7 @@ def test_what_ran_instead_is_what_the_row_is_called(launch, tmp_path):
             assert "segmented_ring becomes ring" in row["evidence"]
         if row["requested"] == "native:recursive_doubling" and row["primitive"] == "allgather":
             assert row["status"] == "skipped"  # 2 or 1024 elements are no whole number for each of 3 ranks
-            reason = (
-                "no native:recursive_doubling for allgatherv (it has: " if is_open_mpi(tmp_path) else "power of two"
-            )
-            assert reason in row["reason"]
+            assert ("for allgatherv (it has: " if is_open_mpi(tmp_path) else "power of two") in row["reason"]
 
 
 def test_a_name_that_the_library_does_not_have_lists_those_it_has(launch, tmp_path):
