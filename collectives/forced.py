@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from mpi4py import MPI
 
 from collectives.choices import Library, Request
-from collectives.mpit import ToolError
+from collectives.mpit import Setting, ToolError
 from collectives.plan import NotApplicable
 
 
@@ -27,14 +27,19 @@ class Forced:
     def __init__(self, comm: MPI.Intracomm, request: Request, chosen: Library) -> None:
         if request.choice.locked:
             raise NotApplicable(request.choice.locked)
-        self._tool, self._at_creation = chosen.tool, chosen.at_creation
-        named = {chosen.tool.variable(name): value for name, value in chosen.settings(request).items()}
+        tool, self._at_creation = chosen.tool, chosen.at_creation
+        named = {tool.variable(name): value for name, value in chosen.settings(request).items()}
         # What the launcher has set as it must be need not be writable.
-        self._settings = {one: value for one, value in named.items() if one.writable or self._tool.read(one) != value}
+        wanted = {one: value for one, value in named.items() if one.writable or tool.read(one) != value}
+        self._settings: list[Setting] = []
+        self._put: list[Setting] = []  # those that are set now
         try:
+            for variable, value in wanted.items():
+                self._settings.append(Setting(tool, variable, value))
             with self._set():
                 self.comm = comm.Dup()
         except ToolError as error:
+            self._free_settings()
             raise NotApplicable(str(error)) from error
 
     def armed(self) -> AbstractContextManager[None]:
@@ -43,16 +48,24 @@ class Forced:
 
     @contextmanager
     def _set(self) -> Iterator[None]:
-        before = {variable: self._tool.read(variable) for variable in self._settings}
+        if self._put:  # by a plan of the same algorithm on other buffers
+            yield
+            return
         try:
-            for variable, value in self._settings.items():
-                self._tool.write(variable, value)  # reads it back
+            for one in self._settings:
+                one.put()
+                self._put.append(one)
             yield
         finally:
-            for variable, value in before.items():
-                self._tool.write(variable, value)
+            while self._put:
+                self._put.pop().back()
+
+    def _free_settings(self) -> None:
+        while self._settings:
+            self._settings.pop().free()
 
     def free(self) -> None:
-        """Free the communicator."""
+        """Free the communicator, and what sets the variables."""
+        self._free_settings()
         if not MPI.Is_finalized():
             self.comm.Free()

@@ -2,6 +2,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from collectives.evidence import sample, trace
 from collectives.fallbacks import Case, outcome
 from collectives.forced import Forced
 from collectives.forcing import ForcedPlan, forcing_of
-from collectives.mpit import ToolInterface
+from collectives.mpit import Setting, ToolInterface
 from collectives.operations import Operation
 from collectives.plan import NotApplicable
 from collectives.reference import expected
@@ -311,11 +312,9 @@ def test_what_is_forced_beyond_its_conditions_is_refused_or_named(comm, in_place
 def test_nothing_is_set_in_a_call_that_is_timed(comm, monkeypatch):
     several_ranks(comm)
     touched = []
-    for name in ("write", "read"):
-        plain = getattr(ToolInterface, name)
-        monkeypatch.setattr(
-            ToolInterface, name, lambda *arguments, plain=plain: (touched.append(arguments), plain(*arguments))[1]
-        )
+    for name in ("put", "back"):
+        plain = getattr(Setting, name)
+        monkeypatch.setattr(Setting, name, lambda one, plain=plain: (touched.append(one), plain(one))[1])
     arrays = buffers(allreduce, comm)
     with allreduce.plan(comm, *arrays, algorithm="native:ring") as plan:
         with plan.armed():
@@ -326,6 +325,23 @@ def test_nothing_is_set_in_a_call_that_is_timed(comm, monkeypatch):
         touched.clear()
         plan()
         assert bool(touched) != OPEN_MPI  # without that it arms itself
+
+
+def test_two_plans_of_one_algorithm_may_be_armed_at_once(comm):
+    """As they are where samples walk through several sets of buffers."""
+    several_ranks(comm)
+    variable = find(forcing_of(comm).library, allreduce, "native:ring").choice.variable
+    tool = forcing_of(comm).tool
+    before = tool.read(variable)
+    with ExitStack() as stack:
+        plans = [allreduce.plan(comm, *buffers(allreduce, comm), algorithm="native:ring") for _ in range(2)]
+        for plan in plans:
+            stack.enter_context(plan)
+            stack.enter_context(plan.armed())
+        assert (tool.read(variable) != before) != OPEN_MPI
+        for plan in plans:
+            plan()
+    assert tool.read(variable) == before
 
 
 def test_what_runs_has_a_counterpart_of_ours_if_we_can_do_the_same(comm):
