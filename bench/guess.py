@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from bench.points import Point
     from collectives.choices import Request
 
-LOOKS = 5
-"""How many are looked at, at most: a look takes a second."""
-
 
 def distance(one: Samples | None, other: Samples | None) -> float:
     """Return how far apart the times of two contenders are, as the absolute logarithm of their ratio."""
@@ -30,7 +27,7 @@ def distance(one: Samples | None, other: Samples | None) -> float:
 
 
 def guess(comm: Any, point: Point, requests: Sequence[Request]) -> dict[str, Any]:
-    """Return the columns for the row of native at `point`. All ranks call it, and it takes seconds.
+    """Return the columns for the row of native at `point`. All ranks call it; each look takes about a second.
 
     requests: what the library can be told to run there, the nearest in time to native first. The first that leaves the
     trace of native in a call of as many bytes, out of place, rooted at rank 0, is the guess; forms, which choose an
@@ -40,12 +37,12 @@ def guess(comm: Any, point: Point, requests: Sequence[Request]) -> dict[str, Any
 
     proofs = forcing_of(comm).proofs
     count = point.count * dtype_of(point.dtype).itemsize // DTYPE.itemsize
-    ordered = sorted({one.label: one for one in requests}.values(), key=lambda one: one.choice.is_form)[:LOOKS]
+    ordered = sorted({one.label: one for one in requests}.values(), key=lambda one: one.choice.is_form)
     where = f"in a call of {format_size(point.nbytes)}B it leaves the trace of"
     for place, one in enumerate(ordered):
         if proofs.guess(one.choice.primitive, count, [one]):
             passed = ", ".join(other.choice.name for other in ordered[:place])
-            nearer = f"; {passed}, nearer in time, leave another" if passed else ", the nearest in time"
+            nearer = f", not that of {passed}" if passed else ", the nearest in time"
             return {"native_guess": one.label, "evidence": f"{where} {one.choice.name}{nearer}"}
     names = ", ".join(one.choice.name for one in ordered)
-    return {"evidence": f"{where} none of {names}, the nearest in time"}
+    return {"evidence": f"{where} none of {names}"}

@@ -107,7 +107,7 @@ def against_size(name: str, rows: pd.DataFrame, measure: Measure) -> Figure | No
     _title(axes, f"{name}: {measure.title}", shared_settings(rows))
     notes = ["band: 5th to 95th percentile"]
     if measure is LIBRARY:
-        notes.append("where native leaves 1, the library had something faster")
+        notes = ["band: native's 5th to 95th percentile", "where native leaves 1, the library has something faster"]
     if masked:
         notes.append(f"{masked} value{'s' * (masked > 1)} of 0 or below not drawn")
     _footnote(axes, "; ".join(notes))
