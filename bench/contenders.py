@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,18 +34,23 @@ class Contender:
     wrong: int | None = None
     told: dict[str, Any] = field(default_factory=dict)  # columns of its row that only the library can tell
 
-    @contextmanager
-    def armed(self) -> Iterator[None]:
-        """Timed calls inside need not set anything themselves."""
-        with ExitStack() as stack:
-            for plan in self.plans:
-                stack.enter_context(plan.armed())
-            yield
+    def armed(self) -> AbstractContextManager[None]:
+        """Return a context in which calls of its plans need not set anything themselves."""
+        (first, *others) = self.plans
+        return _together(self.plans) if others else first.armed()
 
     def free(self) -> None:
         """Give back what MPI holds."""
         for plan in self.plans:
             plan.free()
+
+
+@contextmanager
+def _together(plans: Sequence[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for plan in plans:
+            stack.enter_context(plan.armed())
+        yield
 
 
 def labels(primitive: Primitive, options: Options, nnodes: int = 1, own: OwnAlgorithms = NOTHING) -> list[str]:

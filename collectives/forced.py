@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from mpi4py import MPI
 
@@ -32,11 +31,11 @@ class Forced:
         # What the launcher has set as it must be need not be writable.
         wanted = {one: value for one, value in named.items() if one.writable or tool.read(one) != value}
         self._settings: list[Setting] = []
-        self._put: list[Setting] = []  # those that are set now
+        self._times = 0  # that it was entered and not left
         try:
             for variable, value in wanted.items():
                 self._settings.append(Setting(tool, variable, value))
-            with self._set():
+            with self:
                 self.comm = comm.Dup()
         except ToolError as error:
             self._free_settings()
@@ -44,21 +43,27 @@ class Forced:
 
     def armed(self) -> AbstractContextManager[None]:
         """Calls of this communicator inside use the algorithm. To be entered and left outside of what is timed."""
-        return nullcontext() if self._at_creation else self._set()
+        return nullcontext() if self._at_creation else self
 
-    @contextmanager
-    def _set(self) -> Iterator[None]:
-        if self._put:  # by a plan of the same algorithm on other buffers
-            yield
-            return
-        try:
+    def __enter__(self) -> None:
+        """Set the variables, unless a plan of the same algorithm on other buffers has done so."""
+        if not self._times:
+            put: list[Setting] = []
+            try:
+                for one in self._settings:
+                    one.put()
+                    put.append(one)
+            except ToolError:
+                for one in put:
+                    one.back()
+                raise
+        self._times += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self._times -= 1
+        if not self._times:
             for one in self._settings:
-                one.put()
-                self._put.append(one)
-            yield
-        finally:
-            while self._put:
-                self._put.pop().back()
+                one.back()
 
     def _free_settings(self) -> None:
         while self._settings:
