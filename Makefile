@@ -36,7 +36,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv sweep report plots test test-pure test-full lint format bench-core bench-catalogue bench-windows selftest doctor audit cluster-test clean
+.PHONY: help venv sweep report plots test test-pure test-full lint format bench-core bench-catalogue bench-windows bench-strategies selftest doctor audit strategies cluster-test clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ bench-catalogue: $(READY) ## the same for the whole catalogue of algorithms
 bench-windows: $(READY) ## the same for algorithms on shared memory
 	$(PY) -m bench.windows --mpirun $(MPIRUN) $(ARGS)
 
+bench-strategies: $(READY) ## the same for replayed training steps
+	$(PY) -m bench.strategy_targets --mpirun $(MPIRUN) $(ARGS)
+
 selftest: $(READY) ## measure A against A: how often is a difference claimed that is none
 	$(MPIRUN) -n $(NP) $(PY) -m bench.selftest $(ARGS)
 
@@ -98,12 +101,16 @@ doctor: $(READY) ## what could spoil a run on this machine, and what helps
 audit: $(READY) ## run every parallel strategy for real and compare what it sent with what was predicted
 	$(MPIRUN) -n $(NP) $(PY) -m strategies.audit $(ARGS)
 
+strategies: $(READY) ## replay the communication of every strategy's training step, native and by hand
+	$(MPIRUN) -n $(NP) $(PY) -m bench.sweep --strategy all $(ARGS)
+
 # Hosts made of network namespaces on this machine; wants root and iproute2.
 HOSTS ?= 4
 PPN ?= 2
 RATE ?= 1gbit
+ACROSS := $(addprefix tests/,$(addprefix collectives/test_mpi_,calls.py hierarchy.py shared.py) bench/test_mpi_clocks.py)
 cluster-test: $(READY) ## run MPI tests and a short sweep across HOSTS pretended hosts of PPN ranks at RATE
-	tests/cluster/run.sh $(HOSTS) $(PPN) $(RATE) $(PY) -m pytest -q -m mpi tests/collectives/test_mpi_calls.py
+	tests/cluster/run.sh $(HOSTS) $(PPN) $(RATE) $(PY) -m pytest -q -m mpi $(ACROSS)
 	tests/cluster/run.sh $(HOSTS) $(PPN) $(RATE) $(PY) -m bench.sweep allreduce broadcast -b 1K -e 1M -f 32 -n 5
 
 clean: ## remove environments and caches; results stay

@@ -7,7 +7,7 @@ sums are exact in any order and a block in the wrong place is seen. Equality is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -46,12 +46,17 @@ def ordinary(nbytes: int) -> np.ndarray[Any, Any]:
     return np.empty(nbytes, np.uint8)
 
 
+def guarded_nbytes(count: int, dtype: str) -> int:
+    """Return the bytes that a `Guarded` array takes."""
+    return count * dtype_of(dtype).itemsize + 3 * GUARD_NBYTES
+
+
 class Guarded:
     """An array between guard bytes, aligned to a cache line, in memory that `empty` gives."""
 
     def __init__(self, count: int, dtype: str, empty: Empty = ordinary) -> None:
         nbytes = count * dtype_of(dtype).itemsize
-        block = empty(nbytes + 3 * GUARD_NBYTES)
+        block = empty(guarded_nbytes(count, dtype))
         start = GUARD_NBYTES + -(block.ctypes.data + GUARD_NBYTES) % GUARD_NBYTES
         self._before, self._after = block[start - GUARD_NBYTES : start], block[start + nbytes :][:GUARD_NBYTES]
         self._before[:], self._after[:] = GUARD, GUARD
@@ -65,6 +70,32 @@ class Guarded:
     def intact(self) -> bool:
         """Whether both guards are as they were."""
         return bool((self._before == GUARD).all() and (self._after == GUARD).all())
+
+
+def buffer_counts(problem: Problem, rank: int) -> tuple[int, int]:
+    """Return the elements of a rank's send and receive buffer; where they are one, that is the receive buffer."""
+    primitive = problem.primitive
+    nsend, nrecv = primitive.send_count(problem, rank), primitive.recv_count(problem, rank)
+    aliasing = primitive.aliasing(problem, rank) if problem.in_place or primitive.one_buffer else None
+    return (nsend, nrecv) if aliasing is None else (0, max(nsend + aliasing[0], nrecv + aliasing[1]))
+
+
+def _nobody() -> None:
+    pass
+
+
+MEETINGS = 3
+"""How often ranks meet while buffers are set up."""
+
+
+class Buffers(Protocol):
+    """Buffers of a call that can be set up and looked at."""
+
+    def reset(self, meet: Callable[[], Any]) -> None:
+        """Put the input into them; `meet` waits for all ranks, as often on each."""
+
+    def wrong(self) -> int:
+        """Return how many elements differ from what must be there after the call."""
 
 
 class Checked:
@@ -87,16 +118,10 @@ class Checked:
         self.problem, self.rank, self.dtype, self.op = problem, rank, dtype, op
         self._aliasing = primitive.aliasing(problem, rank) if problem.in_place or primitive.one_buffer else None
         sends, receives = primitive.inputs(problem, rank, 1), primitive.outputs(problem, rank, 1)
-        nsend, nrecv = primitive.send_count(problem, rank), primitive.recv_count(problem, rank)
-        if self._aliasing is not None:
-            Guarded(0, dtype, empty_send)
-            self.send = None
-            count = max(nsend + self._aliasing[0], nrecv + self._aliasing[1])
-            self.recv: Guarded | None = Guarded(count, dtype, empty_recv)
-        else:
-            send, recv = Guarded(nsend, dtype, empty_send), Guarded(nrecv, dtype, empty_recv)
-            self.send = send if sends else None
-            self.recv = recv if receives else None
+        nsend, nrecv = buffer_counts(problem, rank)
+        send, recv = Guarded(nsend, dtype, empty_send), Guarded(nrecv, dtype, empty_recv)
+        self.send = send if sends and self._aliasing is None else None
+        self.recv = recv if receives or self._aliasing is not None else None
         self._input = self._input_of(rank)
         self._expected = expected(problem, rank, self._input_of, OPERATIONS[op].combine)
 
@@ -117,15 +142,22 @@ class Checked:
         """Bytes of this rank's send and receive buffer."""
         return sum(one.array.nbytes for one in (self.send, self.recv) if one is not None)
 
-    def reset(self) -> None:
-        """Put the input into the send buffer and poison the receive buffer."""
+    def reset(self, meet: Callable[[], Any] = _nobody) -> None:
+        """Poison the receive buffer and put the input into the send buffer.
+
+        `meet` waits for all ranks, before, between and after: where they share a buffer, none may still be looking at
+        the last result in it, nor poison what another has just put in.
+        """
+        meet()
         if self.recv is not None:
             self.recv.poison()
+        meet()
         own = self._input
         if self._aliasing is not None and self.recv is not None:
             self.recv.array[self._aliasing[0] :][: len(own)] = own
         elif self.send is not None:
             self.send.array[:] = own
+        meet()
 
     def randomise(self, seed: int) -> None:
         """Fill the send buffer with bits that nothing can compress and no arithmetic is slow with: no result to check.

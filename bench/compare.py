@@ -27,6 +27,7 @@ POINT = (
     "ngroups",
     "stride",
     "nnodes",
+    "ppn",
     "device",
     "transport",
     "dtype",
@@ -148,8 +149,10 @@ def compare(runs: Mapping[str, Sequence[Mapping[str, Any]]], allowed: Iterable[s
                 raise UsageError(
                     "RUN", name, f"was made with {what}: times mean different things; --across {column} allows it"
                 )
+    # Rows of older schemas lack columns; what only one run knows of cannot tell its points from another's.
+    known = [column for column in POINT if all(column in rows[0] for rows in runs.values())]
     key: Callable[[Mapping[str, Any]], tuple[Any, ...]] = lambda row: tuple(  # noqa: E731
-        _get(row, column) for column in (*POINT, *strict, "count")
+        _get(row, column) for column in (*known, *strict, "count")
     )
     before = {key(row): row for row in runs[first]}
     pairs = [(name, before[key(row)], row) for name in others for row in runs[name] if key(row) in before]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from bench.rows import is_forced
 from bench.timing import seconds_of
 from bench.usage import UsageError
 from collectives.buffers import Arena
-from collectives.registry import Primitive, UnknownNameError
+from collectives.registry import Nodes, Primitive, UnknownNameError, nodes_of
 
 NATIVE = "native"
 NATIVE_FORMS = (NATIVE, "native_persistent")
@@ -36,20 +36,28 @@ class Contender:
 
     def armed(self) -> AbstractContextManager[None]:
         """Return a context in which calls of its plans need not set anything themselves."""
-        (first, *others) = self.plans
-        return _together(self.plans) if others else first.armed()
+        contexts = [one.armed for one in self.plans if hasattr(one, "armed")]  # replays and idle ranks set nothing
+        if len(contexts) > 1:
+            return _together(contexts)
+        return contexts[0]() if contexts else nullcontext()
 
     def free(self) -> None:
         """Give back what MPI holds."""
         for plan in self.plans:
             plan.free()
+        self.plans = []
+
+
+def nodes_seen(options: Options, nodes: Nodes, nranks: int) -> Nodes:
+    """Return the nodes that algorithms are told of: those that there are, or those that --ppn pretends."""
+    return nodes if options.ppn is None else nodes_of(nranks, options.ppn)
 
 
 @contextmanager
-def _together(plans: Sequence[Any]) -> Iterator[None]:
+def _together(contexts: Sequence[Callable[[], AbstractContextManager[None]]]) -> Iterator[None]:
     with ExitStack() as stack:
-        for plan in plans:
-            stack.enter_context(plan.armed())
+        for one in contexts:
+            stack.enter_context(one())
         yield
 
 
@@ -86,28 +94,46 @@ def labels(primitive: Primitive, options: Options, nnodes: int = 1, own: OwnAlgo
 
 
 def make_ready(
-    names: Sequence[str], comm: Any, sets: Sequence[Checked], arena: Arena, start: Callable[[], Any]
+    names: Sequence[str],
+    comm: Any,
+    sets: Sequence[Checked],
+    arena: Arena,
+    start: Callable[[], Any],
+    ppn: int | None = None,
 ) -> list[Contender]:
     """Return the contenders with their plans made, one for each set of buffers; each behind `start`.
 
     Ranks that share CPUs and do not meet before a plan would count the turns of the others as time to make it.
+    `ppn`: so many ranks make a pretended node.
     """
     from collectives.plan import NotApplicable
+    from collectives.shared import SharedMemoryError
 
     contenders = [Contender(name) for name in names]
     for contender in contenders:
-        try:  # all plans of a contender, or none: its preconditions are those of the problem
+        try:  # all plans of a contender, or none
             for checked in sets:
                 start()
-                plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena))
+                plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena, ppn))
                 contender.plan_seconds = contender.plan_seconds or seconds
                 contender.plans.append(plan)
-        except (NotApplicable, UnknownNameError) as reason:  # noqa: PERF203 -- a plan costs a thousand times more
+        except (NotApplicable, SharedMemoryError, UnknownNameError) as reason:  # noqa: PERF203 -- a plan costs more
             contender.reason = str(reason)
+            contender.free()
+            contender.plans = []
     return contenders
 
 
-def _plan(name: str, comm: Any, checked: Checked, arena: Arena) -> Any:
+def agree(comm: Any, contenders: Sequence[Contender]) -> None:
+    """Skip on all ranks of `comm` what is skipped on any: others may have no part in it, or be in another group."""
+    reasons = comm.allgather([one.reason for one in contenders])
+    for index, one in enumerate(contenders):
+        one.reason = next(filter(None, (theirs[index] for theirs in reasons)), "")
+        if one.reason:
+            one.free()
+
+
+def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None) -> Any:
     problem = checked.problem
     return problem.primitive.plan(
         comm,
@@ -116,5 +142,7 @@ def _plan(name: str, comm: Any, checked: Checked, arena: Arena) -> Any:
         op=checked.op,
         root=problem.root,
         count=problem.count,
+        counts=problem.counts,
         scratch=arena,
+        ppn=ppn,
     )

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from bench.usage import UsageError
+from collectives.registry import Nodes
 
 Result = TypeVar("Result")
 
@@ -40,9 +41,11 @@ class Job:
         self.local_rank, self.local_nranks = node.Get_rank(), node.Get_size()
         self.with_leader = node.bcast(self.rank, 0) == 0  # whether this rank is on rank 0's node
         self._local_pids = node.allgather(os.getpid())
+        here = tuple(node.allgather(self.rank))
+        self.nodes: Nodes = tuple(sorted(set(comm.allgather(here))))
         node.Free()
         self.missing: list[int] = []
-        self.nnodes = int(self.total(np.array([self.local_rank == 0], np.int64))[0])
+        self.nnodes = len(self.nodes)
 
     @property
     def leads(self) -> bool:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bench import machine, summary
-from bench.check import Checked
+from bench.check import Buffers, Checked
 from bench.clocks import Clocks
-from bench.contenders import NATIVE, Contender, make_ready
+from bench.contenders import NATIVE, Contender, agree, make_ready, nodes_seen
+from bench.groups import Group
 from bench.guard import Guard
 from bench.guess import distance, guess
+from bench.idle import Idle
 from bench.job import THREAD_LEVELS, Job
 from bench.launch import Launch
 from bench.library import told
 from bench.load import Load
+from bench.memories import buffer_sets
 from bench.options import Options
 from bench.points import Point, fingerprint
 from bench.rows import Row, is_forced
@@ -25,7 +29,7 @@ from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
 from collectives import Arena, barrier
 from collectives.operations import dtype_of
-from collectives.registry import Problem
+from collectives.shared import SharedMemoryError
 
 MEMORY_SHARE = 0.8
 """How much of the memory that is free a point may take."""
@@ -46,19 +50,26 @@ class Measuring:
         self.start = Deadline(job.comm, self.barrier, self.clocks) if options.sync == "deadline" else self.barrier
         self.load = Load(job)
         self.limits = Limits(options.iters, options.warmup, options.max_seconds, options.precision, options.cadence)
+        self.nodes = nodes_seen(options, job.nodes, job.nranks)
         self.settings = {
             "run": run,
-            "nranks": job.nranks,
             "nnodes": job.nnodes,
+            "ppn": max(map(len, self.nodes)),
             "thread_level": THREAD_LEVELS[MPI.Query_thread()],
             "oversubscribed": launch.oversubscribed,
             "cadence": options.cadence,
             "sync": options.sync,
             "rotate": options.rotate,
         }
+        self.among(Group.whole(job.comm))
         self.empty_seconds = 0.0  # what an empty call takes in the same loop
         self._free_nbytes = machine.memory("MemAvailable")
         self._caches, self._governed = machine.cache_levels(), machine.governed()
+
+    def among(self, group: Group) -> None:
+        """From now on measure the calls of this group, beside as many others as it says."""
+        self.group = group
+        self.settings |= {"nranks": group.nranks, "ngroups": group.ngroups, "stride": group.stride}
 
     def free(self) -> None:
         """Give back what MPI holds, and end the guard's watch."""
@@ -84,33 +95,34 @@ class Measuring:
             return []
         self.guard.at(str(point))
         self.job.agree(fingerprint(point, names), str(point))
-        problem = point.problem(self.job.nranks)
-        reason = problem.primitive.unmet(problem) or self._too_large(point)
-        if reason:
-            made = self._rows(point, [Contender(name, reason=reason) for name in names])
-        else:
-            made = self._measured(point, problem, names, keep or _forget)
+        reason = point.unmet(self.group.nranks) or self.too_large(point.nbytes)
+        made = self._skipped(point, names, reason) if reason else self._measured(point, names, keep or _forget)
         return [row for row in made if (row.requested or row.algorithm) not in done]
 
-    def _measured(self, point: Point, problem: Problem, names: Sequence[str], keep: Any) -> list[Row]:
-        sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
-        contenders = make_ready(names, self.job.comm, sets, Arena(), self.barrier)
+    def _skipped(self, point: Point, names: Sequence[str], reason: str) -> list[Row]:
+        return self._rows(point, [Contender(name, reason=reason) for name in names])
+
+    def _measured(self, point: Point, names: Sequence[str], keep: Any) -> list[Row]:
+        try:
+            sets, contenders = self._made_ready(point, names)
+        except SharedMemoryError as reason:  # which is found out before any buffer is made
+            return self._skipped(point, names, str(reason))
         try:
             ready = [one for one in contenders if one.plans]
-            for one in contenders:
+            for one in contenders if self.group.taking_part else ():
                 self.guard.alive()
                 one.told = told(one.label, one.plans)
             costs = self._costs(ready, sets)
-            self._first_calls(ready, sets)
+            self.first_calls(ready, sets)
             right = [one for one in ready if not one.wrong]
             for checked in sets:
                 checked.randomise(self.seed + self.job.rank)
             self.clocks.look()
             self.load.look()
             names = [one.label for one in right]
-            samples = dict(zip(names, self._sample(point, right), strict=False))
+            samples = dict(zip(names, self.sample(right, point.primitive.legs), strict=False))
             load = self.load.look()
-            self._check(right, sets)
+            self.check(right, sets)
             self._guess(point, right, samples)
         finally:
             for contender in contenders:
@@ -120,33 +132,54 @@ class Measuring:
         keep(point, samples)
         return self._rows(point, contenders, samples, costs, load)
 
+    def _made_ready(self, point: Point, names: Sequence[str]) -> tuple[list[Any], list[Contender]]:
+        """Return the sets of buffers and the contenders on them; of a rank without a part, those that do nothing."""
+        group = self.group
+        if not group.taking_part:
+            idle = [Idle(point.dtype) for _ in range(self.options.rotate)]
+            contenders = [Contender(name, list(idle)) for name in names]
+            agree(self.job.comm, contenders)
+            return idle, contenders
+        sets = self._buffer_sets(point)
+        start = group.comm.Barrier if group.words else self.barrier
+        contenders = make_ready(names, group.comm, sets, Arena(), start, self.options.ppn)
+        if group.words:
+            agree(self.job.comm, contenders)
+        return sets, contenders
+
     def against_itself(self, point: Point, names: Sequence[str]) -> list[tuple[str, str, Samples, Samples]]:
         """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""
         self.guard.at(str(point))
-        problem = point.problem(self.job.nranks)
-        if problem.primitive.unmet(problem) or self._too_large(point):
+        if point.unmet(self.job.nranks) or self.too_large(point.nbytes):
             return []
-        sets = [Checked(problem, self.job.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
-        contenders = make_ready([name for name in names for _ in "AB"], self.job.comm, sets, Arena(), self.barrier)
+        sets = self._buffer_sets(point)
+        twice = [name for name in names for _ in "AB"]
+        contenders = make_ready(twice, self.job.comm, sets, Arena(), self.barrier, self.options.ppn)
         try:
             ready = [one for one in contenders if one.plans]
-            self._first_calls(ready, sets)
-            taken = self._sample(point, ready)
+            self.first_calls(ready, sets)
+            taken = self.sample(ready, point.primitive.legs)
         finally:
             for contender in contenders:
                 contender.free()
         pairs = zip(ready[::2], taken[::2], taken[1::2], strict=False)
         return [(str(point), one.label, first, second) for one, first, second in pairs]
 
-    def _sample(self, point: Point, contenders: Sequence[Contender]) -> list[Samples]:
-        """Return the samples of each contender, on rank 0."""
-        calls = [[one.plans[place] for one in contenders] for place in range(self.options.rotate)]
+    def sample(self, contenders: Sequence[Contender], legs: int = 1, max_seconds: float | None = None) -> list[Samples]:
+        """Return the samples of each contender, on rank 0, of one of the `legs` of a call; turns walk through plans.
+
+        max_seconds: of sampling, where it is not as the options say.
+        """
+        if not contenders:
+            return []
+        calls = [list(plans) for plans in zip(*(one.plans for one in contenders), strict=True)]
         firsts = [one.first_seconds for one in contenders]
+        limits = self.limits if max_seconds is None else replace(self.limits, max_seconds=max_seconds)
         taken = sample(
             calls,
             self.start,
             self.job,
-            self.limits,
+            limits,
             self.seed,
             firsts,
             shared=self.clocks.relation.shared,
@@ -154,7 +187,7 @@ class Measuring:
             armed=[one.armed for one in contenders],
             relax=self.start.relax if isinstance(self.start, Deadline) else _content,
         )
-        return [one.scaled(1 / point.primitive.legs) for one in taken]
+        return [one.scaled(1 / legs) for one in taken]
 
     def _guess(self, point: Point, contenders: Sequence[Contender], samples: Mapping[str, Samples]) -> None:
         """Let the row of the library's default say which of the library's own algorithms it most likely is."""
@@ -168,28 +201,35 @@ class Measuring:
                 distances[place] = distance(samples.get(NATIVE), samples.get(one.label))
         order = np.argsort(self.job.follow(distances), kind="stable")
         self.guard.alive()
-        native[0].told = guess(self.job.comm, point, [rivals[place].plans[0].running for place in order])
+        if self.group.taking_part:
+            native[0].told = guess(self.group.comm, point, [rivals[place].plans[0].running for place in order])
 
-    def _too_large(self, point: Point) -> str | None:
-        """Return why the point does not fit in memory, as rank 0 sees it, or None.
+    def _buffer_sets(self, point: Point) -> list[Checked]:
+        group, problem = self.group, point.problem(self.group.nranks)
+        if group.words:
+            return [Checked(problem, group.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
+        return buffer_sets(self.job, problem, point.dtype, point.op, point.memory, self.options.rotate)
+
+    def too_large(self, nbytes: int) -> str | None:
+        """Return why a vector of `nbytes` does not fit in memory, as rank 0 sees it, or None.
 
         A rank holds send and receive buffers, the input and the expected result to compare with, and scratch.
         """
-        needed = (4 + 2 * self.options.rotate) * point.nbytes * self.job.local_nranks
+        needed = (4 + 2 * self.options.rotate) * nbytes * self.job.local_nranks
         limit = self.options.memory_limit or (None if self._free_nbytes is None else MEMORY_SHARE * self._free_nbytes)
         if self.job.decide(limit is None or needed <= limit):
             return None
         return f"needs {needed / 2**20:.0f} MiB on a node, of which {(limit or 0) / 2**20:.0f} MiB may be used"
 
-    def _first_calls(self, contenders: Sequence[Contender], sets: Sequence[Checked]) -> None:
+    def first_calls(self, contenders: Sequence[Contender], sets: Sequence[Buffers]) -> None:
         """Call each contender for the first time, on checked buffers, and note how long that took."""
         firsts = np.zeros(len(contenders))
-        self._check(contenders, sets, firsts)
+        self.check(contenders, sets, firsts)
         for contender, seconds in zip(contenders, self.job.most(firsts), strict=True):
             contender.first_seconds = float(seconds)
 
-    def _check(
-        self, contenders: Sequence[Contender], sets: Sequence[Checked], firsts: np.ndarray[Any, Any] | None = None
+    def check(
+        self, contenders: Sequence[Contender], sets: Sequence[Buffers], firsts: np.ndarray[Any, Any] | None = None
     ) -> None:
         """Call each contender once on each set, as if for the first time, and count wrong elements over all ranks.
 
@@ -201,7 +241,7 @@ class Measuring:
         for index, contender in enumerate(contenders):
             self.guard.alive()
             for place, checked in enumerate(sets):
-                checked.reset()
+                checked.reset(self.barrier)
                 with contender.armed():
                     self.barrier()
                     _, seconds = seconds_of(contender.plans[place])
@@ -214,7 +254,10 @@ class Measuring:
                 contender.wrong = (contender.wrong or 0) + int(count)
 
     def _costs(self, contenders: Sequence[Contender], sets: Sequence[Checked]) -> dict[str, dict[str, Any]]:
-        """Return what each contender costs the rank that pays most: time to plan, messages, bytes sent, memory."""
+        """Return what each contender costs the rank that pays most: time to plan, messages, bytes sent, memory.
+
+        And the bytes that leave the node that sends most to others.
+        """
         itemsize = dtype_of(sets[0].dtype).itemsize
         buffers = sum(one.footprint_nbytes for one in sets)
         table = np.zeros((len(contenders), 6))
@@ -227,6 +270,7 @@ class Measuring:
                 plan.scratch_nbytes,
                 buffers + plan.scratch_nbytes,
             )
+        between = self._between(contenders, itemsize)
         costs: dict[str, dict[str, Any]] = {}
         for one, (plan_us, rounds, messages, sent, scratch, footprint) in zip(
             contenders, self.job.most(table), strict=True
@@ -239,8 +283,20 @@ class Measuring:
                     "messages_max": int(messages),
                     "sent_nbytes_max": int(sent),
                     "scratch_nbytes": int(scratch),
+                    "between_nbytes_max": between[one.label],
                 }
         return costs
+
+    def _between(self, contenders: Sequence[Contender], itemsize: int) -> dict[str, int]:
+        """Return the bytes that the node which sends most to others sends there, by contender."""
+        here = next(number for number, node in enumerate(self.nodes) if self.job.rank in node)
+        table = np.zeros((len(contenders), len(self.nodes)), np.int64)
+        for figures, one in zip(table, contenders, strict=True):
+            layout = one.plans[0].layout
+            if layout is not None:
+                figures[here] = layout.sent_count_beyond(self.nodes[here]) * itemsize
+        most = self.job.total(table).max(axis=1)
+        return {one.label: int(nbytes) for one, nbytes in zip(contenders, most, strict=True)}
 
     def _rows(
         self,

@@ -13,10 +13,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from bench import __version__
+from bench import __version__, strategy_options
+from bench.groups import Split, parse_groups
 from bench.library import name_of
 from bench.rows import is_forced
 from bench.sizes import geometric, parse_size
+from bench.strategy_options import SHORT, StrategyOptions
 from bench.usage import UsageError
 from collectives.operations import DTYPES, OPERATIONS
 
@@ -30,6 +32,7 @@ DEFAULT = (
 DEVICES = ("auto", "cpu", "cuda")
 CADENCES = ("isolated", "streaming")
 SYNCS = ("barrier", "deadline")
+MEMORIES = ("plain", "registered", "shared")
 
 EXAMPLES = """\
 examples:
@@ -37,6 +40,7 @@ examples:
   mpirun -n 4 python -m bench.sweep allreduce -b 1K -e 64M -f 4
   mpirun -n 4 python -m bench.sweep broadcast -a binomial,chain:segments=16 -d float32,float64
   mpirun -n 4 python -m bench.sweep allreduce -a all,native:all
+  mpirun -n 8 python -m bench.sweep --strategy all --model llama3-8b --mesh tp=2,cp=2,dp=2 --scale-bytes 1/64
 
 SIZE is the whole vector in bytes, as nccl-tests counts it: 8, 4K, 1.5M, 2GiB, in powers of 1024.
 """
@@ -57,6 +61,8 @@ class Options:
     root: int
     accumulate: str | None  # dtype of partial results by hand; None: that of the data
     in_place: tuple[bool, ...]  # whether out of place, in place, or both
+    memories: tuple[str, ...]  # where buffers lie: ordinary arrays, registered ones, or one result for all of a node
+    ppn: int | None  # ranks of a pretended node; None: nodes as MPI sees them
     iters: int  # samples of each contender at a point
     warmup: int  # calls of each contender before its first sample
     max_seconds: float  # of sampling at a point; 0: no limit
@@ -73,6 +79,8 @@ class Options:
     device: str
     plots: bool
     quiet: bool
+    strategies: StrategyOptions | None  # training steps to replay besides
+    groups: tuple[Split, ...]  # into which all ranks are split; empty: they are one group
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -91,8 +99,12 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
     words = _words(argv)
     if words.help or words.version:
         words = _words(["--help"] if words.help else ["--version"])  # whatever else was typed does not matter
-    chosen = _primitives(words.primitives, tuple(algorithms))
-    contenders = [name for primitive in chosen for name in algorithms[primitive]]
+    strategies = strategy_options.parse(words)
+    chosen = () if strategies and not words.primitives else _primitives(words.primitives, tuple(algorithms))
+    splits = () if words.groups is None else parse_groups(words.groups, nranks)
+    if not words.primitives and not words.algorithm and not splits:
+        strategies = strategies or SHORT
+    contenders = [name for primitive in (algorithms if strategies else chosen) for name in algorithms[primitive]]
     options = Options(
         show="help" if words.help else "version" if words.version else "list" if words.list else "sweep",
         primitives=chosen,
@@ -107,6 +119,10 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         if words.accumulate is None
         else _known([words.accumulate], "--accumulate", "dtype", ACCUMULATE)[0],
         in_place=IN_PLACE[_known([words.in_place], "--in-place", "choice", IN_PLACE)[0]],
+        memories=_known(_listed(words.memory), "--memory", "memory", MEMORIES),
+        ppn=None
+        if words.ppn is None
+        else _integer(words.ppn, "--ppn", 1, nranks, f"must be 1 to {nranks} ranks a node"),
         iters=_integer(words.iters, "--iters", 1, None, "must be a whole number, 1 or more"),
         warmup=_integer(words.warmup, "--warmup", 0, None, "must be a whole number, 0 or more"),
         max_seconds=_number(words.max_seconds, "--max-seconds", "must be a number of seconds; 0 is no limit", least=0),
@@ -123,11 +139,36 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         device=_known([words.device], "--device", "device", DEVICES)[0],
         plots=not words.no_plots,
         quiet=words.quiet,
+        strategies=strategies,
+        groups=splits,
     )
+    if splits:
+        _check_groups(options, words.root, nranks)
+    if options.resume and words.strategy is not None:
+        raise UsageError("--resume", options.resume, "a replay of strategies cannot be resumed: start it anew")
     if options.resume and options.output:
         raise UsageError("--output", options.output, "--resume writes to the folder that it names: leave one out")
     geometric(options.min_bytes, options.max_bytes, options.factor)  # raises where they give no sweep
     return options
+
+
+def _check_groups(options: Options, root: str, nranks: int) -> None:
+    """Raise UsageError for what does not go with groups."""
+    least = min(nranks // split.ngroups(nranks) for split in options.groups)
+    if options.root >= least:
+        raise UsageError("--root", root, f"a group of --groups has ranks 0 to {least - 1}")
+    without = {
+        "--resume": options.resume,
+        "--samples": options.samples or None,
+        "--ppn": options.ppn,
+        "--memory": None if options.memories == ("plain",) else ",".join(options.memories),
+    }
+    for option, given in without.items():
+        if given is not None:
+            raise UsageError(option, given, "does not go with --groups, which it cannot tell apart: leave one out")
+    if options.strategies:
+        remedy = "does not go with --groups: its groups are those of --mesh"
+        raise UsageError("--strategy", ",".join(options.strategies.names), remedy)
 
 
 def parse_or_exit(argv: Sequence[str], rank: int, nranks: int, algorithms: Mapping[str, Collection[str]]) -> Options:
@@ -303,12 +344,22 @@ def _parser() -> _Parser:
     valued(what, "--op", "OP,...", "sum", f"how values are combined: {', '.join(OPERATIONS)}")
     valued(what, "-r --root", "RANK", "0", "of rooted primitives")
     what.add_argument(
+        "--groups",
+        metavar="SPLIT",
+        help="split all ranks, as 'mod 4' or 'div 4', and measure one group alone and all at once (default: no split)",
+    )
+    what.add_argument(
         "--accumulate",
         metavar="TYPE",
         help="float32: partial results of half precision are kept and sent so by hand (default: as they are)",
     )
     valued(what, "--in-place", "CHOICE", "no", "whether input and output share a buffer: no, yes or both")
     valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")
+    memories = "plain arrays, registered ones (collectives.alloc), or shared: registered, one result for all of a node"
+    valued(what, "--memory", "NAME,...", "plain", memories)
+    what.add_argument(
+        "--ppn", metavar="K", help="pretend that so many ranks make a node (default: the nodes that there are)"
+    )
     valued(sizes, "-b --min-bytes", "SIZE", "8", "the first size")
     valued(sizes, "-e --max-bytes", "SIZE", "16M", "no size is above it; measured where the factor leads to it")
     valued(sizes, "-f --factor", "X", "8", "from each size to the next")
@@ -326,6 +377,7 @@ def _parser() -> _Parser:
         metavar="SIZE",
         help="what a point's buffers may take on a node; larger points are skipped (default: 80%% of what is free)",
     )
+    strategy_options.add_arguments(parser.add_argument_group("training steps"))
     output.add_argument(
         "-o", "--output", metavar="DIR", help="a new or empty folder (default: results/<UTC time>-<host>-n<ranks>)"
     )

@@ -8,7 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench import pattern_table
 from bench.cautions import sentences
+from bench.pattern_rows import STRATEGIES_FILE, PatternRow, read_patterns
 from bench.points import Point
 from bench.rows import ROWS_FILE, Row, RowWriter, read_rows, write_run
 from bench.samples import Samples
@@ -37,6 +39,7 @@ class Output:
     def __init__(self, folder: Path, facts: Mapping[str, Any], leads: bool, quiet: bool) -> None:
         self.folder, self.facts, self.leads, self.quiet = folder, facts, leads, quiet
         self._writer: RowWriter | None = None
+        self._steps: RowWriter | None = None
         self._table: SamplesTable | None = None
         self._cautions: list[list[str]] = []
         self._own: list[dict[str, Any]] = []  # rows of the library's own algorithms
@@ -48,13 +51,14 @@ class Output:
             if self._settings["samples"]:
                 self._table = SamplesTable(folder / SAMPLES_FILE)
             self._say(*(f"# {line}" for line in headings(facts)))
-            self._say("#" + line_of([name for name, _ in COLUMNS])[1:])
+            if self._settings["primitives"]:
+                self._say("#" + line_of([name for name, _ in COLUMNS])[1:])
 
     def __enter__(self) -> Output:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for file in (self._writer, self._table):
+        for file in (self._writer, self._steps, self._table):
             if file is not None:
                 file.close()
 
@@ -67,6 +71,22 @@ class Output:
                 self._cautions.append(row.cautions.split())
             if row.requested:
                 self._own.append(asdict(row))
+
+    def write_step(self, row: PatternRow) -> None:
+        """Append a row about a training step to the file of such rows and to its table."""
+        if not self.leads:
+            return
+        if self._steps is None:
+            self._steps = RowWriter(self.folder / STRATEGIES_FILE, PatternRow)
+            self._say(pattern_table.heading())
+        self._steps.write(row)
+        if pattern_table.shown(row):
+            self._say(pattern_table.line(row))
+
+    def section(self, words: str) -> None:
+        """Say in the table what the rows below are about; nothing where there are no words."""
+        if self.leads and words:
+            self._say(f"# {words}")
 
     def write_samples(self, point: Point, samples: Mapping[str, Samples]) -> None:
         """Append every sample taken at a point to the table of samples, where it was asked for."""
@@ -92,14 +112,18 @@ class Output:
     def draw(self) -> None:
         """Draw the pictures of the run; a missing library is said, not fatal."""
         try:
+            from bench.pattern_plots import draw_patterns
             from bench.plots import draw
         except ImportError as reason:
             print(f"no pictures: {reason}", file=sys.stderr, flush=True)
             return
-        rows, notices = read_rows(self.folder / ROWS_FILE)
-        for notice in notices:
-            print(notice, file=sys.stderr, flush=True)
-        draw(rows, self.folder)
+        if self._settings["primitives"]:
+            rows, notices = read_rows(self.folder / ROWS_FILE)
+            for notice in notices:
+                print(notice, file=sys.stderr, flush=True)
+            draw(rows, self.folder)
+        if self._steps is not None:
+            draw_patterns(read_patterns(self.folder / STRATEGIES_FILE).rows, self.folder)
 
     def end(self, counts: Mapping[str, int], facts: Mapping[str, Any]) -> None:
         """Add what is known only in the end to run.json; say how it went and where the results are."""
@@ -141,7 +165,8 @@ def table_line(row: Row) -> str:
         ratio = f"{row.native_ratio:.2f} ({row.native_ratio_low:.2f}-{row.native_ratio_high:.2f})"
     times = [_number(value, 2) for value in (row.time_us_p50, row.time_us_p5, row.time_us_p95)]
     widths = [_number(value, 3) for value in (row.algbw_GBps, row.busbw_GBps)]
-    cells = [str(row.nbytes), row.primitive, row.algorithm, *times, *widths, ratio, _number(row.wrong, 0)]
+    where = "" if row.memory == "plain" else f", {row.memory}"
+    cells = [str(row.nbytes), row.primitive, row.algorithm + where, *times, *widths, ratio, _number(row.wrong, 0)]
     note = "" if row.status == "ok" else f"  # {row.status}: {row.reason}"
     if row.requested not in ("", row.algorithm):
         note += f"  # {row.requested} was asked for"

@@ -82,13 +82,13 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, list[Path]]:
     table = measured(rows)
     pictures = {}
     with mpl.rc_context(STYLE):
-        pictures[""] = _save({HEATMAP: heatmap(table)}, folder / PLOTS_FOLDER)
+        pictures[""] = save({HEATMAP: heatmap(table)}, folder / PLOTS_FOLDER)
         for name, sweep in sweeps(table):
             stem = name.replace(", ", "_").replace(" ", "-").replace("/", "-")
             others = sweep[~sweep["algorithm"].map(is_forced)]
             figures = {f"{stem}_{measure.name}": against_size(name, others, measure) for measure in (TIME, BUSBW)}
             figures[f"{stem}_{LIBRARY.name}"] = library(name, sweep)
-            pictures[name] = _save(figures, folder / PLOTS_FOLDER)
+            pictures[name] = save(figures, folder / PLOTS_FOLDER)
     return pictures
 
 
@@ -104,13 +104,13 @@ def against_size(name: str, rows: pd.DataFrame, measure: Measure) -> Figure | No
     axes.tick_params(length=0)
     axes.grid(axis="both" if several else "x")
     (_lines if several else _dots)(axes, drawn, measure)
-    _title(axes, f"{name}: {measure.title}", shared_settings(rows))
+    title(axes, f"{name}: {measure.title}", shared_settings(rows))
     notes = ["band: 5th to 95th percentile"]
     if measure is LIBRARY:
         notes = ["band: native's 5th to 95th percentile", "where native leaves 1, the library has something faster"]
     if masked:
         notes.append(f"{masked} value{'s' * (masked > 1)} of 0 or below not drawn")
-    _footnote(axes, "; ".join(notes))
+    footnote(axes, "; ".join(notes))
     return figure
 
 
@@ -159,14 +159,14 @@ def heatmap(table: pd.DataFrame) -> Figure | None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("message size (bytes)")
-    _title(axes, "Best hand-written algorithm against the MPI library", shared_settings(table))
+    title(axes, "Best hand-written algorithm against the MPI library", shared_settings(table))
     bar = figure.colorbar(ScalarMappable(norm, shades), ax=axes, pad=0.02, fraction=0.03, aspect=18)
     bar.outline.set_visible(False)
     bar.set_label("native time / its time")
     levels = range(-int(reach), int(reach) + 1)
     bar.set_ticks(list(levels), labels=[f"{2.0**level:g}" for level in levels])
     bar.ax.tick_params(length=0)
-    _footnote(axes, "above 1: faster than native; bold: the 95% interval excludes 1")
+    footnote(axes, "above 1: faster than native; bold: the 95% interval excludes 1")
     return figure
 
 
@@ -307,7 +307,8 @@ def _dots(axes: Axes, rows: pd.DataFrame, measure: Measure) -> None:
     axes.set_xlabel(measure.axis + (f", at {format_size(nbytes)} bytes" if nbytes else ""))
 
 
-def _title(axes: Axes, title: str, subtitle: str) -> None:
+def title(axes: Axes, title: str, subtitle: str) -> None:
+    """Write a title and what is common to all that is drawn above the axes."""
     axes.annotate(
         title, (0, 1), (0, 22), "axes fraction", "offset points", weight="bold", size=12, annotation_clip=False
     )
@@ -316,7 +317,8 @@ def _title(axes: Axes, title: str, subtitle: str) -> None:
     )
 
 
-def _footnote(axes: Axes, text: str) -> None:
+def footnote(axes: Axes, text: str) -> None:
+    """Write below the axes how to read them."""
     axes.annotate(text, (0, 0), (0, -46), "axes fraction", "offset points", color=GREY, size=8, annotation_clip=False)
 
 
@@ -329,7 +331,7 @@ def _wrapped(name: str) -> str:
     return f"{name[: cut + 1]}\n{name[cut + 1 :]}"
 
 
-def _save(figures: Mapping[str, Figure | None], folder: Path) -> list[Path]:
+def save(figures: Mapping[str, Figure | None], folder: Path) -> list[Path]:
     """Save the figures that there are under their names; return the PNG files."""
     pictures = []
     folder.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,7 @@ REGRET = (
     "How many times as long the default took as the library's own best, and as ours, paired sample by sample, with the "
     "95% interval; bold where it excludes 1."
 )
+LEFT_OUT = ("primitive", "algorithm", "dtype", "op", "memory", "status", "reason")
 MEASURES = {
     "Median time in µs": "time_us_p50",
     "Bus bandwidth in GB/s (1e9 bytes a second)": "busbw_GBps",
@@ -262,10 +263,10 @@ def _left_out(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return what was skipped, wrong or failed; sizes with the same reason share a line."""
     sizes: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        same = tuple(str(row[column]) for column in ("primitive", "algorithm", "dtype", "op", "status", "reason"))
+        same = tuple(str(row[column]) for column in LEFT_OUT)
         sizes.setdefault(same, []).append(format_size(row["nbytes"]))
-    header = ("primitive", "algorithm", "dtype", "op", "status", "reason", "sizes")
-    return _table(header, ((*map(_escaped, same), ", ".join(dict.fromkeys(which))) for same, which in sizes.items()))
+    lines = ((*map(_escaped, same), ", ".join(dict.fromkeys(which))) for same, which in sizes.items())
+    return _table((*LEFT_OUT, "sizes"), lines)
 
 
 def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:

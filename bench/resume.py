@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.options import Options
-from bench.points import Point
+from bench.points import KEY, Point
 from bench.rows import COLUMNS, ROWS_FILE, RUN_FILE, RowsError, read_rows, read_run
 from bench.usage import UsageError
 
-WITHOUT_EFFECT = ("show", "output", "resume", "plots", "quiet", "hang_seconds", "memory_limit")
+WITHOUT_EFFECT = ("show", "output", "resume", "plots", "quiet", "hang_seconds", "memory_limit", "strategies")
 """Options that change no row: a run may be resumed with others."""
 
 
@@ -56,7 +56,7 @@ def earlier(folder: Path, wanted: Mapping[str, Any]) -> Earlier:
         raise UsageError("--resume", folder, f"was made with {'; '.join(differences)}: give the same, or start anew")
     done: dict[tuple[Any, ...], set[str]] = {}
     for row in rows:
-        key = tuple(row[column] for column in ("primitive", "dtype", "op", "root", "in_place", "count"))
+        key = tuple(row[column] for column in KEY)
         done.setdefault(key, set()).add(row["requested"] or row["algorithm"])
     return Earlier(done, Counter(row["status"] for row in rows), facts)
 

@@ -9,7 +9,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -19,7 +19,7 @@ SCHEMA = 3
 # History of the schema. Columns keep their names and their order; new ones are appended.
 # 1: the first, up to `reason`.
 # 2: how samples were taken (`cadence` to `cache`), the first call, intervals, skew, stragglers, verdict, cautions.
-# 3: the library's own algorithms (`requested` to `native_guess`).
+# 3: nodes (`between_nbytes_max`, `ppn`), the library's own algorithms (`requested` to `native_guess`).
 
 ROWS_FILE = "rows.csv"
 RUN_FILE = "run.json"
@@ -97,6 +97,8 @@ class Row:
     native_p: float | None = None  # of the sign test of equal speed, corrected for all contenders of the point
     verdict: str = ""  # faster or slower than the baseline, or no difference shown
     cautions: str = ""  # reasons not to take the times at face value, see bench.cautions
+    between_nbytes_max: int | None = None  # sent to other nodes by the node that sends most; nodes as `ppn` says
+    ppn: int | None = None  # ranks on a node, the most; fewer than nranks / nnodes where nodes were pretended
     requested: str = ""  # of the library's own algorithms, where `algorithm` is what it ran
     proved: bool | None = None  # that it ran, by more than a variable's value; blank where nothing was requested
     evidence: str = ""  # that it ran, or why there is none; of native, for the guess
@@ -116,12 +118,18 @@ class Row:
 
 
 # What sets points apart besides their size; a run that has several of one is several sweeps.
-SETTINGS = ("run", "nranks", "ngroups", "stride", "nnodes", "device", "memory", "dtype", "op", "root", "in_place")
+SETTINGS = (
+    *("run", "nranks", "ngroups", "stride", "nnodes", "ppn", "device", "memory", "dtype", "op", "root", "in_place"),
+)
 
-COLUMNS = tuple(field.name for field in fields(Row))
+
+def columns_of(kind: type) -> tuple[str, ...]:
+    """Return the columns of a file of such rows: the fields of the dataclass `kind`."""
+    return tuple(field.name for field in fields(kind))
+
+
+COLUMNS = columns_of(Row)
 REQUIRED = COLUMNS[: COLUMNS.index("reason") + 1]  # later columns are not, so that old files stay readable
-
-_KINDS = {column: set(get_args(hint)) or {hint} for column, hint in get_type_hints(Row).items()}
 
 
 def is_forced(algorithm: str) -> bool:
@@ -148,12 +156,14 @@ def busbw_GBps(nbytes: int, time_us: float, factor: float, nranks: int) -> float
 class RowWriter:
     """Appends rows to a CSV file; a kill at any moment loses at most the row being written.
 
+    `kind` is the dataclass whose fields are the columns.
+
     A new or empty file gets the header. A last line that an earlier writer left torn is cut off. Raises RowsError when
     the file has other columns, OSError when it cannot be written.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, kind: type = Row):
+        self.path, self._columns = path, columns_of(kind)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self._continue()
@@ -161,9 +171,9 @@ class RowWriter:
             self.close()
             raise
 
-    def write(self, row: Row) -> None:
-        """Append one row and wait until it is on the disk."""
-        self._append(_line(_text(getattr(row, column)) for column in COLUMNS))
+    def write(self, row: Any) -> None:
+        """Append one row, of the kind the file is for, and wait until it is on the disk."""
+        self._append(_line(_text(getattr(row, column)) for column in self._columns))
 
     def close(self) -> None:
         """Close the file; every row written is already in it."""
@@ -178,7 +188,7 @@ class RowWriter:
     def _continue(self) -> None:
         whole = _whole_lines(self.path.read_bytes())
         os.ftruncate(self._file, len(whole))
-        header = _line(iter(COLUMNS))
+        header = _line(iter(self._columns))
         if not whole:
             self._append(header)
         elif not whole.startswith(header):
@@ -198,8 +208,8 @@ class Reading(NamedTuple):
     notices: list[str]  # one sentence for each thing that was skipped or dropped
 
 
-def read_rows(*paths: Path) -> Reading:
-    """Read the rows of these CSV files, one after the other.
+def read_rows(*paths: Path, kind: type = Row) -> Reading:
+    """Read the rows of these CSV files, one after the other; `kind` is the dataclass that they were written from.
 
     Columns are found by the header: unknown ones are kept, a missing one raises RowsError naming it, as does a value
     that its column cannot hold. A torn last line is dropped and a file without rows skipped, with a notice each.
@@ -208,7 +218,7 @@ def read_rows(*paths: Path) -> Reading:
     for path in paths:
         content = path.read_bytes()
         whole = _whole_lines(content)
-        rows = list(_parsed(path, whole))
+        rows = list(_parsed(path, whole, kind))
         if whole != content:
             reading.notices.append(f"{path}: dropped a torn last line of {len(content) - len(whole)} bytes")
         if not rows:
@@ -262,24 +272,28 @@ def _line(cells: Iterator[str]) -> bytes:
     return line.getvalue().encode()
 
 
-def _parsed(path: Path, content: bytes) -> Iterator[dict[str, Any]]:
+def _parsed(path: Path, content: bytes, kind: type) -> Iterator[dict[str, Any]]:
     reader = csv.reader(io.StringIO(content.decode("utf-8-sig", errors="replace"), newline=""))
     header = next(reader, None)
     if header is None:
         return
-    missing = [column for column in REQUIRED if column not in header]
+    required = REQUIRED if kind is Row else columns_of(kind)
+    types = {column: set(get_args(hint)) or {hint} for column, hint in get_type_hints(kind).items()}
+    missing = [column for column in required if column not in header]
     if missing:
         raise RowsError(f"{path} lacks the column {', '.join(missing)}; it is no file of rows, or was edited")
     for cells in reader:
         where = f"{path}, line {reader.line_num}"
         if len(cells) != len(header):
             raise RowsError(f"{where} has {len(cells)} cells for {len(header)} columns; repair or remove the line")
-        yield {column: _value(column, cell, where) for column, cell in zip(header, cells, strict=True)}
+        yield {
+            column: _value(column, types.get(column, {str}), cell, where)
+            for column, cell in zip(header, cells, strict=True)
+        }
 
 
-def _value(column: str, cell: str, where: str) -> Any:
-    """Return a cell as its column's type; text, and every cell of an unknown column, stays as it is."""
-    kinds = _KINDS.get(column, {str})
+def _value(column: str, kinds: Collection[type], cell: str, where: str) -> Any:
+    """Return a cell as one of `kinds`; text, and every cell of an unknown column, stays as it is."""
     try:
         if cell == "" and NoneType in kinds:
             return None

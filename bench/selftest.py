@@ -41,7 +41,7 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
     import numpy as np
     from mpi4py import MPI
 
-    from bench.contenders import NATIVE_FORMS, labels
+    from bench.contenders import NATIVE_FORMS, labels, nodes_seen
     from bench.job import Job
     from bench.library import own_algorithms
     from bench.measure import Measuring
@@ -57,7 +57,8 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
     own = own_algorithms(argv)
     known = {name: [*NATIVE_FORMS, *one.algorithms, *own.names(one)] for name, one in PRIMITIVES.items()}
     options = parse_or_exit([*DEFAULTS, *argv], job.rank, job.nranks, known)
-    contenders = {name: labels(PRIMITIVES[name], options, own=own) for name in options.primitives}
+    nnodes = len(nodes_seen(options, job.nodes, job.nranks))
+    contenders = {name: labels(PRIMITIVES[name], options, nnodes, own) for name in options.primitives}
     measuring = Measuring(job, launch, options, "selftest", SEED)
     cells: list[Cell] = []
     for point in points(options):

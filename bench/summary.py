@@ -7,7 +7,7 @@ from typing import Any
 
 from bench import cautions
 from bench.contenders import NATIVE, Contender
-from bench.points import Point
+from bench.points import KEY, Point
 from bench.rows import Row, Status, algbw_GBps, busbw_GBps
 from bench.samples import Samples, paired
 from bench.statistics import holm, median_interval, paired_ratio, sign_test, summarise, verdict
@@ -84,7 +84,6 @@ def _row(
     point: Point, contender: Contender, settings: Mapping[str, Any], figures: Mapping[str, Any], in_time: bool
 ) -> Row:
     primitive, nranks = point.primitive, settings["nranks"]
-    name, dtype, op, root, in_place, count = point.key
     status: Status = "skipped" if contender.reason else "ok"
     reason = contender.reason
     if contender.wrong:
@@ -93,13 +92,8 @@ def _row(
         status, reason = "failed", "ranks were late for the start of every sample; try --sync barrier"
     blocks = not primitive.vector and not primitive.name.startswith("sendrecv")
     return Row(
-        primitive=name,
+        **dict(zip(KEY, point.key, strict=True)),
         **{"algorithm": contender.label, **contender.told},
-        dtype=dtype,
-        op=op,
-        root=root,
-        in_place=in_place,
-        count=count,
         nbytes=point.nbytes,
         block_nbytes=-(-point.count // nranks) * (point.nbytes // max(1, point.count)) if blocks else point.nbytes,
         wrong=contender.wrong,

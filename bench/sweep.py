@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.cloop import Built, build
 from bench.launch import Launch, check_one_world, prepare
 from bench.usage import UsageError
 
@@ -30,27 +31,32 @@ SEED = 20260815
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; every rank leaves with the same status: 0 all right, 1 something was wrong, 2 bad usage."""
     launch = prepare()  # before MPI is loaded
+    built = build() if launch.rank == 0 else Built()
     from bench.job import run
 
-    run(lambda: sweep(sys.argv[1:] if argv is None else argv, launch))
+    run(lambda: sweep(sys.argv[1:] if argv is None else argv, launch, built))
 
 
-def sweep(argv: Sequence[str], launch: Launch) -> int:
+def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
     """Carry out one sweep and return the exit status."""
     import numpy as np
     from mpi4py import MPI
 
     from bench import machine
-    from bench.contenders import NATIVE_FORMS, labels
+    from bench.contenders import NATIVE_FORMS, labels, nodes_seen
     from bench.doctor import look
+    from bench.groups import Group, groups
     from bench.job import Job
     from bench.library import own_algorithms
     from bench.measure import Measuring
     from bench.options import parse_or_exit
     from bench.output import Output
+    from bench.pattern_rows import STRATEGIES_FILE
     from bench.points import points
     from bench.preflight import told
     from bench.resume import Earlier, earlier, made_with
+    from bench.strategy_options import trainings
+    from bench.strategy_sweep import rows
     from collectives import PRIMITIVES
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
@@ -68,8 +74,11 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
     check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
     if own.refusal and job.leads:
         print(f"note: only the library's default, native, is measured: {own.refusal}", file=sys.stderr, flush=True)
-    contenders = {name: labels(PRIMITIVES[name], options, job.nnodes, own) for name in options.primitives}
+    nnodes = len(nodes_seen(options, job.nodes, job.nranks))
+    contenders = {name: labels(PRIMITIVES[name], options, nnodes, own) for name in options.primitives}
     everything = list(points(options))
+    strategies = options.strategies
+    steps = job.on_leader(lambda: trainings(strategies, job.nranks)) if strategies else []
     wanted = made_with(options, contenders, nranks=job.nranks, nnodes=job.nnodes, mpi=machine.mpi(), seed=SEED)
     if options.resume:
         folder = options.resume
@@ -85,17 +94,25 @@ def sweep(argv: Sequence[str], launch: Launch) -> int:
     statuses = before.statuses
     gc.freeze()  # what was loaded so far is never garbage, so collecting before each point need not look at it
     measuring = Measuring(job, launch, options, folder.name, SEED)
-    known_facts = {"made_with": wanted, **facts(job, launch, measuring)}
+    known_facts = {"made_with": wanted, **facts(job, launch, measuring, built)}
     known_facts["preflight"] = {host: told(about) for host, about in found.items()}
     if before.facts:
         resumed = [*before.facts.get("resumed", []), known_facts["started"]]
         known_facts |= {"started": before.facts["started"], "resumed": resumed}
     with Output(folder, known_facts, job.leads, options.quiet) as output:
-        for point in output.progress(everything):
-            names, done = contenders[point.primitive.name], before.done_at(point)
-            for row in measuring.rows(point, names, done, output.write_samples):
-                output.write(row)
-                statuses[row.status] += 1
+        for group in groups(job.comm, options.groups):
+            measuring.among(group)
+            output.section(group.words)
+            for point in output.progress(everything):
+                names, done = contenders[point.primitive.name], before.done_at(point)
+                for row in measuring.rows(point, names, done, output.write_samples):
+                    output.write(row)
+                    statuses[row.status] += 1
+        measuring.among(Group.whole(job.comm))
+        if strategies and job.decide(not (folder / STRATEGIES_FILE).exists()):
+            for step in rows(measuring, strategies, steps):
+                output.write_step(step)
+                statuses[step.status] += 1
         measuring.free()
         peak = job.most(np.array([machine.peak_nbytes()]))[0]  # of measuring: pictures take rank 0 far more
         if job.leads and options.plots:
@@ -131,14 +148,14 @@ def new_folder(options: Options, job: Job) -> Path:
     return folder
 
 
-def facts(job: Job, launch: Launch, measuring: Measuring) -> dict[str, Any]:
+def facts(job: Job, launch: Launch, measuring: Measuring, built: Built) -> dict[str, Any]:
     """Return what holds for the whole run, for run.json; all ranks tell where they are."""
     import numpy as np
 
     from bench import machine
     from bench.overhead import overhead
 
-    costs = overhead(job, measuring.start)
+    costs = overhead(job, measuring.start, built)
     measuring.empty_seconds = costs["empty_call_us"] / 1e6
     ranks = job.comm.gather(machine.rank_facts(), 0)
     hosts = job.comm.gather(machine.host_facts() if job.local_rank == 0 else None, 0)

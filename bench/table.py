@@ -9,12 +9,12 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.points import Point
+from bench.points import KEY, Point
 from bench.samples import Samples
 
 SAMPLES_FILE = "samples.csv.gz"
 COLUMNS = (
-    *("primitive", "algorithm", "dtype", "op", "root", "in_place", "count"),
+    *(KEY[0], "algorithm", *KEY[1:]),
     *("turn", "rank", "time_us", "begin_us"),
 )
 """`turn` is that in which contenders were compared; `begin_us` is after the first rank to begin."""

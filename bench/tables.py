@@ -31,6 +31,7 @@ def measured(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     table = pd.DataFrame(list(rows))
     if table.empty:
         return table
+    table = table.reindex(columns=table.columns.union(SETTINGS, sort=False))  # older rows have fewer
     table = table[table["status"] == "ok"].reset_index(drop=True).astype(dict.fromkeys(NUMBERS, float))
     ways = table.groupby(["primitive", "algorithm"])["transport"].transform("nunique")
     table["contender"] = table["algorithm"].where(ways <= 1, table["algorithm"] + " (" + table["transport"] + ")")
@@ -98,6 +99,8 @@ def _setting(column: str, value: Any) -> str:
     """Return a setting in words: `8 ranks`, `root 0`, `float32`."""
     if _blank(value):
         return f"no {column}"
+    if column == "ppn":
+        return f"{int(value)} a node"
     if column == "nranks":
         return f"{value} rank" if value == 1 else f"{value} ranks"
     if column in ("run", "device", "memory", "dtype", "op"):

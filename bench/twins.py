@@ -25,7 +25,7 @@ def flags(rows: Sequence[Row]) -> list[str]:
     sweeps: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
     for row in rows:
         if row["status"] == "ok" and row.get("requested") and row["requested"] == row["algorithm"]:
-            sweep = sweeps.setdefault((row["primitive"], *(row[column] for column in SETTINGS)), {})
+            sweep = sweeps.setdefault((row["primitive"], *(row.get(column) for column in SETTINGS)), {})
             sweep.setdefault(row["algorithm"], {})[row["nbytes"]] = row
     return [
         _sentence(key[0], one, other, list(sweep[one].values()) + list(sweep[other].values()))

@@ -1,8 +1,8 @@
 """Measure what algorithms on shared memory must reach, and say by how much it is reached or missed.
 
 python -m bench.windows measures everything. Its ranks run ``python -m bench.windows point ...``: all contenders on
-all memories of one point in turns, so that every figure is a paired ratio of one run. Memory is `plain` (ordinary
-arrays), `registered` (from `collectives.alloc`) or `shared` (one receive buffer for all ranks of the node).
+all memories of one point in turns, so that every figure is a paired ratio of one run, of whatever memory. (A sweep has
+a point for each memory, and its ratios are to the library on the same memory.)
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from random import Random
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from bench.check import Checked, Empty, ordinary
+from bench.check import Checked
 from bench.launch import prepare
+from bench.options import MEMORIES
+from bench.samples import Samples, paired
 from bench.statistics import paired_ratio
 from bench.targets import EIGHT, Figure
-from bench.timing import collection_off
+from bench.timing import Limits, sample, seconds_of
 
 DTYPE = "float32"
-MEMORIES = ("plain", "registered", "shared")
-WARMUPS = 2
+WARMUP = 2
+SEED = 1
 COPIES = 9  # samples of the machine's copy rate
 BOUNDED = ("allreduce", "allgather", "broadcast", "reduce_scatter", "alltoall")
 MIB = 1 << 20
@@ -54,10 +54,11 @@ def least_nbytes(primitive: str, nranks: int, nbytes: int) -> int:
 
 
 def point(primitive_name: str, nbytes: int, iters: int, max_seconds: float) -> None:
-    """Measure one point; rank 0 prints a JSON object: samples in seconds by "contender memory", and the copy rate."""
+    """Measure one point; rank 0 prints a JSON object: samples by "contender memory", and the copy rate."""
     from mpi4py import MPI
 
     from bench.job import Job
+    from bench.memories import buffer_sets
     from collectives import PRIMITIVES, barrier
 
     job = Job(MPI.COMM_WORLD)
@@ -69,7 +70,7 @@ def point(primitive_name: str, nbytes: int, iters: int, max_seconds: float) -> N
     for memory in MEMORIES:
         if memory == "shared" and primitive_name not in ("allreduce", "allgather", "broadcast"):
             continue
-        checked = Checked(problem, job.rank, DTYPE, "sum", *_empties(job.comm, memory))
+        (checked,) = buffer_sets(job, problem, DTYPE, "sum", memory)
         for name in [*(("native",) if memory != "shared" else ()), *names]:
             try:
                 plan = primitive.plan(job.comm, *checked.arrays, algorithm=name, count=problem.count)
@@ -79,11 +80,11 @@ def point(primitive_name: str, nbytes: int, iters: int, max_seconds: float) -> N
                 continue
             _check(f"{name} {memory}", plan, checked, job, wait)
             plans[f"{name} {memory}"] = plan
-    durations = _take_turns(list(plans.values()), wait, job, iters, max_seconds)
+    samples = _sampled(plans, wait, job, iters, max_seconds)
     rate = _copy_rate(job, nbytes) if nbytes >= MIB else 0.0
     if job.leads:
-        samples = {label: one.tolist() for label, one in zip(plans, durations, strict=True)}
-        print(json.dumps({"samples": samples, "copy_rate": rate}), flush=True)
+        told = {name: {"seconds": one.slowest.tolist(), "turns": one.turns.tolist()} for name, one in samples.items()}
+        print(json.dumps({"samples": told, "copy_rate": rate}), flush=True)
 
 
 COMPOSITIONS = (
@@ -101,33 +102,33 @@ def cluster(nbytes: int, iters: int) -> int:
     from mpi4py import MPI
 
     from bench.job import Job
+    from bench.memories import buffer_sets
     from collectives import PRIMITIVES, barrier
-    from collectives.attached import attached_to
 
     job = Job(MPI.COMM_WORLD)
     allreduce = PRIMITIVES["allreduce"]
     problem = allreduce.problem(job.nranks, nbytes // np.dtype(DTYPE).itemsize)
-    nodes = attached_to(job.comm).shared.nodes
-    if len(nodes) == 1:
+    if job.nnodes == 1:
         raise RuntimeError("all ranks are on one node; run this across several, see tests/cluster/run.sh")
-    checked = Checked(problem, job.rank, DTYPE, "sum", *_empties(job.comm, "registered"))
+    (checked,) = buffer_sets(job, problem, DTYPE, "sum", "registered")
     wait = barrier.plan(job.comm, algorithm="dissemination")
     plans = {}
     for name in ("native", "ring", *COMPOSITIONS):
         plans[name] = allreduce.plan(job.comm, *checked.arrays, algorithm=name)
         _check(name, plans[name], checked, job, wait)
-    seconds = dict(zip(plans, _take_turns(list(plans.values()), wait, job, iters, 120), strict=True))
-    rate = _stream_rate(job, nodes[0][0], nodes[1][0], checked.arrays[0])
+    taken = _sampled(plans, wait, job, iters, 120)
+    rate = _stream_rate(job, job.nodes[0][0], job.nodes[1][0], checked.arrays[0])
     if not job.leads:
         return 0
-    bound = 2 * (len(nodes) - 1) / len(nodes) * nbytes / rate
-    for name, samples in seconds.items():
-        print(f"# {name}: {np.median(samples) * 1e3:.1f} ms, {bound / np.median(samples):.2f} of the link bound")
-    best = min(COMPOSITIONS, key=lambda name: float(np.median(seconds[name])))
-    ratio = paired_ratio(seconds["native"], seconds[best])
-    what = f"allreduce {nbytes / MIB:g} MiB, {len(nodes)} nodes of {job.local_nranks}"
+    bound = 2 * (job.nnodes - 1) / job.nnodes * nbytes / rate
+    seconds = {name: float(np.median(one.slowest)) for name, one in taken.items()}
+    for name, median in seconds.items():
+        print(f"# {name}: {median * 1e3:.1f} ms, {bound / median:.2f} of the link bound")
+    best = min(COMPOSITIONS, key=lambda name: seconds[name])
+    ratio = paired_ratio(*paired(taken["native"], taken[best]))
+    what = f"allreduce {nbytes / MIB:g} MiB, {job.nnodes} nodes of {job.local_nranks}"
     interval = f"{best}, {ratio.low:.2f} to {ratio.high:.2f}"
-    share = bound / float(np.median(seconds[best]))
+    share = bound / seconds[best]
     figures = [
         Figure(what, ratio.value, 1.5, unit="x", interval=interval),
         Figure(f"{what}, share of the link bound", share, 0.75, interval=f"{best}, links at {rate * 8e-9:.3f} Gbit/s"),
@@ -141,61 +142,26 @@ def _stream_rate(job: Any, source: int, target: int, array: np.ndarray[Any, Any]
     seconds = np.zeros(COPIES)
     for index in range(COPIES):
         job.wait_idly()
-        start = perf_counter()
         if job.rank == source:
             job.comm.Send(array, target)
         elif job.rank == target:
-            job.comm.Recv(np.empty_like(array), source)
-            seconds[index] = perf_counter() - start
+            _, seconds[index] = seconds_of(lambda: job.comm.Recv(np.empty_like(array), source))
     job.most(seconds)
     return float(array.nbytes / np.median(seconds))
 
 
-def _take_turns(
-    plans: Sequence[Callable[[], Any]], wait: Callable[[], Any], job: Any, iters: int, max_seconds: float
-) -> np.ndarray[Any, Any]:
-    """Return seconds by plan and turn, the maximum over ranks; plans take turns in an order that is shuffled."""
-    shuffled, order = Random(1), list(range(len(plans)))
-    seconds = np.zeros((len(plans), iters))
-    began = perf_counter()
-    turns = 0
-    with collection_off():
-        for turn in range(-WARMUPS, iters):
-            shuffled.shuffle(order)
-            for index in order:
-                wait()
-                start = perf_counter()
-                plans[index]()
-                seconds[index, max(0, turn)] = perf_counter() - start
-            turns = max(0, turn) + 1
-            if turn % 5 == 4 and not job.decide(perf_counter() - began < max_seconds):
-                break
-    seconds = np.ascontiguousarray(seconds[:, :turns])
-    job.most(seconds)
-    return seconds
-
-
-def _empties(comm: Any, memory: str) -> tuple[Empty, Empty]:
-    from collectives import alloc, alloc_common
-
-    if memory == "plain":
-        return ordinary, ordinary
-
-    def registered(nbytes: int) -> np.ndarray[Any, Any]:
-        return alloc(comm, nbytes, np.uint8)
-
-    def common(nbytes: int) -> np.ndarray[Any, Any]:
-        return alloc_common(comm, nbytes, np.uint8)
-
-    return registered, common if memory == "shared" else registered
+def _sampled(
+    plans: Mapping[str, Callable[[], Any]], wait: Callable[[], Any], job: Any, iters: int, max_seconds: float
+) -> dict[str, Samples]:
+    """Return on rank 0 the samples of each plan; plans take turns as contenders of a sweep do."""
+    limits = Limits(iters, WARMUP, max_seconds)
+    return dict(zip(plans, sample([list(plans.values())], wait, job, limits, SEED), strict=False))
 
 
 def _check(label: str, plan: Any, checked: Checked, job: Any, wait: Callable[[], Any]) -> None:
     """Call `plan` twice on fresh buffers; stop if anything is wrong."""
     for _ in range(2):
-        wait()
-        checked.reset()
-        wait()
+        checked.reset(wait)
         plan()
         wrong = int(job.total(np.array([checked.wrong()], np.int64))[0])
         if wrong:
@@ -213,9 +179,7 @@ def _copy_rate(job: Any, nbytes: int) -> float:
     for index in range(COPIES):
         job.wait_idly()
         if job.rank < copiers:
-            start = perf_counter()
-            np.copyto(target, source)
-            seconds[index] = perf_counter() - start
+            _, seconds[index] = seconds_of(lambda: np.copyto(target, source))
     job.most(seconds)
     return float(2 * nbytes * copiers / np.median(seconds))
 
@@ -224,31 +188,37 @@ def _copy_rate(job: Any, nbytes: int) -> float:
 # All points, and what must be reached
 
 
+def _samples(seconds: Sequence[float], turns: Sequence[int]) -> Samples:
+    """Return samples of which only the slowest rank's seconds are known."""
+    return Samples(np.array([seconds]), np.zeros((1, len(seconds))), np.array(turns))
+
+
 class Measured:
     """The samples of one point."""
 
     def __init__(self, found: Mapping[str, Any]) -> None:
-        self.samples = {label: np.array(one) for label, one in found["samples"].items()}
+        self.samples = {label: _samples(**one) for label, one in found["samples"].items()}
+        self.medians = {label: float(np.median(one.slowest)) for label, one in self.samples.items()}
         self.copy_rate = found["copy_rate"]
 
     def best(self, memory: str) -> str:
         """Return the fastest window algorithm on `memory`."""
         labels = [label for label in self.samples if label.startswith("window") and label.endswith(f" {memory}")]
-        return min(labels, key=lambda label: float(np.median(self.samples[label])))
+        return min(labels, key=lambda label: self.medians[label])
 
     def ratio(self, what: str, memory: str, against: Sequence[str], target: float) -> Figure:
         """Return how many times as fast as the best native on `against` the best window algorithm on `memory` is."""
         label = self.best(memory)
-        native = min((f"native {one}" for one in against), key=lambda one: float(np.median(self.samples[one])))
-        one = paired_ratio(self.samples[native], self.samples[label])
-        milliseconds = np.median(self.samples[label]) * 1e3, np.median(self.samples[native]) * 1e3
+        native = min((f"native {one}" for one in against), key=lambda one: self.medians[one])
+        one = paired_ratio(*paired(self.samples[native], self.samples[label]))
+        milliseconds = self.medians[label] * 1e3, self.medians[native] * 1e3
         words = f"{label} {milliseconds[0]:.4g} ms, {native} {milliseconds[1]:.4g} ms, {one.low:.2f} to {one.high:.2f}"
         return Figure(f"{what}, {memory}", one.value, target, unit="x", interval=words)
 
     def bound(self, what: str, nbytes: int, target: float) -> Figure:
         """Return which share of the memory bound the best window algorithm on registered memory reaches."""
         label = self.best("registered")
-        share = nbytes / self.copy_rate / float(np.median(self.samples[label]))
+        share = nbytes / self.copy_rate / self.medians[label]
         interval = f"{label}, copies at {self.copy_rate / 1e9:.1f} GB/s read and written"
         return Figure(f"{what}, share of the memory bound", share, target, interval=interval)
 

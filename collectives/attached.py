@@ -98,8 +98,6 @@ def _keyval() -> int:
     def on_free(comm: MPI.Comm, keyval: int, attached: Attached) -> None:
         attached.release()
         if not MPI.Is_finalized():
-            if attached.window is not None:
-                attached.window.free()
             if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):  # those go with MPI, when nothing can be received any more
                 drain(attached.comm)
                 for requests, _ in attached.unfinished:
@@ -107,6 +105,8 @@ def _keyval() -> int:
             for requests, _ in attached.unfinished:
                 for request in requests:
                     request.Free()
+            if attached.window is not None:  # only now that nothing is under way from memory in it
+                attached.window.free()
             attached.comm.Free()
 
     return MPI.Comm.Create_keyval(delete_fn=on_free)
@@ -114,8 +114,14 @@ def _keyval() -> int:
 
 def attached_to(comm: MPI.Intracomm) -> Attached:
     """Return what is attached to `comm`; the first time, all its ranks make the private communicator together."""
-    attached = comm.Get_attr(_keyval())
-    if not isinstance(attached, Attached):
+    attached = already_attached_to(comm)
+    if attached is None:
         attached = Attached(comm.Dup())
         comm.Set_attr(_keyval(), attached)
     return attached
+
+
+def already_attached_to(comm: MPI.Intracomm) -> Attached | None:
+    """Return what is attached to `comm`, None if nothing is."""
+    attached = comm.Get_attr(_keyval())
+    return attached if isinstance(attached, Attached) else None

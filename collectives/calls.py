@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import buffers
-from collectives.attached import Attached, CallablePlan, attached_to
+from collectives.attached import Attached, CallablePlan, already_attached_to, attached_to
 from collectives.bind import Bound, bind
 from collectives.choices import is_forced
 from collectives.debug import check_disjoint, debugging, guarded_plan, watched
@@ -71,6 +71,10 @@ def make(
     """
     operation = find_operation(op)
     bound = _bound(primitive, comm, arrays, operation, root, count, counts)
+    if algorithm in NATIVE or is_forced(algorithm):
+        unmet = _unmet_in_common(bound, already_attached_to(comm), str(algorithm), False)
+        if unmet:
+            raise NotApplicable(unmet)
     if algorithm in NATIVE:
         return NativePlan(comm, bound, operation, algorithm == "native_persistent")
     if is_forced(algorithm):
@@ -117,6 +121,7 @@ def _make_by_hand(
         algorithm.unmet(bound.problem, operation.commutative)
         or _unmet_accumulation(bound, algorithm, operation)
         or _unmet_sharing(bound, attached, algorithm)
+        or _unmet_in_common(bound, attached, algorithm.label, algorithm.shares_memory(bound.problem))
     )
     if unmet:
         raise NotApplicable(unmet)
@@ -129,10 +134,15 @@ def _make_by_hand(
         own: dict[str, Place] = {}
         if shares_memory:
             bound, options, own = _registered(bound, attached, options)
+        unshareable = ""
         try:
             layout = lay_out(bound.problem, algorithm, bound.rank, options)
         except Unshareable as reason:
-            raise NotApplicable(str(reason)) from reason
+            unshareable = str(reason)
+        if shares_memory:  # nodes may differ, and all ranks must go on or none
+            unshareable = max(attached.comm.allgather(unshareable))
+        if unshareable:
+            raise NotApplicable(unshareable)
         window = None
         if shares_memory:
             slots_nbytes = layout.shared_count * unit.itemsize
@@ -164,6 +174,18 @@ def _unmet_sharing(bound: Bound, attached: Attached, algorithm: Algorithm) -> st
         for node in bound.problem.groups:
             if not any(set(node) <= set(real) for real in attached.shared.nodes):
                 return f"{algorithm.label} shares memory inside nodes, and ranks {list(node)} are not on one"
+    return None
+
+
+def _unmet_in_common(bound: Bound, attached: Attached | None, label: str, shares_memory: bool) -> str | None:
+    """Return why there cannot be one result for all ranks of a node, None if there can, or if none is asked for."""
+    memory = None if attached is None else attached.window
+    if memory is None or bound.recv is None or not memory.in_common(bound.recv):
+        return None
+    if not shares_memory:
+        return f"{label} writes every rank's result apart, and this receive buffer is one for all ranks of a node"
+    if bound.problem.groups != memory.nodes:
+        return f"{label}: one result for all ranks of a node goes by the nodes that there are, not by pretended ones"
     return None
 
 

@@ -15,7 +15,7 @@ Rules that keep a timed call short:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -132,6 +132,11 @@ class Layout:
     def sent_count(self) -> int:
         """The elements that this rank sends."""
         return sum(region.stop - region.start for one in self.transfers if one.outgoing for region in one.regions)
+
+    def sent_count_beyond(self, ranks: Collection[int]) -> int:
+        """Return the elements that this rank sends to others than `ranks`."""
+        beyond = [one for one in self.transfers if one.outgoing and one.peer not in ranks]
+        return sum(region.stop - region.start for one in beyond for region in one.regions)
 
     @property
     def nmessages(self) -> int:

@@ -209,10 +209,10 @@ class HandPlan(Plan):
         if not self._freed:
             self._freed = True
             under_way = self._transport.free()
-            if under_way:
-                self._attached.unfinished.append((under_way, self._arrays))
             self._steps, self._calls, self._tests, self._position = [], [], {}, 0
             self._other_steps, self._other_calls = [], []
-            if self._window is not None:
+            if under_way:  # from these arrays, or from shared scratch, which must not be given to others meanwhile
+                self._attached.unfinished.append((under_way, (self._arrays, self._window)))
+            elif self._window is not None:
                 self._arrays.pop(SHARED)
                 self._window.free()

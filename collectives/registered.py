@@ -23,7 +23,7 @@ def alloc(comm: MPI.Intracomm, count: int, dtype: Any) -> np.ndarray[Any, Any]:
 
     Raises:
         ValueError: `count` is negative.
-        SharedMemoryError: the node has too little shared memory. Then no rank has allocated anything.
+        SharedMemoryError: a node has too little shared memory. Then no rank has allocated anything.
 
     """
     from collectives.attached import attached_to  # only those who communicate load MPI
@@ -38,14 +38,17 @@ def alloc_common(comm: MPI.Intracomm, count: int, dtype: Any) -> np.ndarray[Any,
     """Return one and the same array of `count` elements on all ranks of a node. All ranks of `comm` call it.
 
     As the receive buffer of an all-reduce, all-gather or broadcast it makes one result per node, which all its ranks
-    read in place. Otherwise it is as what `alloc` returns, but its memory goes back only when `comm` is freed.
+    read in place; only algorithms on shared memory can do that. Its memory goes back when no rank of the node has it,
+    or a view of it, any more, and at the latest when `comm` is freed.
+
+    Raises:
+        ValueError: `count` is negative.
+        SharedMemoryError: a node has too little shared memory. Then no rank has allocated anything.
+
     """
     from collectives.attached import attached_to
 
-    shared = attached_to(comm).shared
-    nbytes = max(1, count) * np.dtype(dtype).itemsize
-    place, memory = shared.take(nbytes if shared.rank == 0 else 0)
-    place = shared.node.bcast(place)
-    if shared.rank == 0:
-        shared.common.append(memory)
-    return np.frombuffer(shared.view(place, nbytes), dtype, count)
+    if count < 0:
+        raise ValueError(f"alloc_common: count {count} is negative")
+    memory = attached_to(comm).shared.take_common(max(1, count) * np.dtype(dtype).itemsize)
+    return np.frombuffer(memory, dtype, count)

@@ -23,7 +23,7 @@ from collectives.registry import Nodes
 ALIGN_NBYTES = 64
 PAGE_NBYTES = 4096
 LEAST_NBYTES = 1 << 20
-"""The least part of a rank in a window. Memory that nobody touches is only promised, not used."""
+"""The least part of a rank in a window."""
 
 DIRECTORY = "/dev/shm"
 """Where Linux keeps shared memory."""
@@ -70,16 +70,27 @@ class _Window:
         self.free = joined
 
 
+@dataclass
+class _Common:
+    """Memory that all ranks of a node were handed: where, the own hold on it, and what its owner must keep for it."""
+
+    place: Place
+    nbytes: int
+    hold: Callable[[], Any]
+    memory: Any
+
+
 class SharedMemory:
     """What the ranks of a communicator that are on one node share. Methods named as collective are called by all."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
         self.node = cast(MPI.Intracomm, comm.Split_type(MPI.COMM_TYPE_SHARED))
         self.rank = self.node.Get_rank()
         mine = tuple(self.node.allgather(comm.Get_rank()))
         self.nodes: Nodes = tuple(sorted(set(comm.allgather(mine))))
         self.local = {rank: index for index, rank in enumerate(mine)}
-        self.common: list[Any] = []
+        self._common: list[_Common] = []
         self._windows: list[_Window | None] = []
 
     def take(self, nbytes: int) -> tuple[Place, Any]:
@@ -93,14 +104,62 @@ class SharedMemory:
         """
         rounded = -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
         number, start = self._room(rounded)
-        lacks = np.array([start is None], np.uint8)
-        self.node.Allreduce(MPI.IN_PLACE, lacks, MPI.MAX)
-        if lacks[0]:
-            self._enlarge(rounded if start is None else 0)
+        if self._anywhere(start is None):
+            self._collect()
             if start is None:
                 number, start = self._room(rounded)
+            if self._anywhere(start is None):
+                try:
+                    self._enlarge(rounded if start is None else None)
+                except SharedMemoryError:
+                    if start is not None:
+                        self._window(number).give_back(start, start + rounded)
+                    raise
+                if start is None:
+                    number, start = self._room(rounded)
         assert start is not None
         return Place(number, self.rank, start), self._memory(number, start, rounded)
+
+    def take_common(self, nbytes: int) -> Any:
+        """Return the same shared memory on all ranks of a node, as bytes. Collective; all want the same.
+
+        The memory goes back when no rank has the returned object, nor an array on it, any more.
+
+        Raises:
+            SharedMemoryError: on all ranks, before anything is allocated.
+
+        """
+        place, memory = self.take(nbytes if self.rank == 0 else 0)
+        place = self.node.bcast(place)
+        view = self.view(place, nbytes)
+        self._common.append(_Common(place, nbytes, weakref.ref(view), memory))
+        return view
+
+    def in_common(self, array: np.ndarray[Any, Any]) -> bool:
+        """Return whether `array` lies in memory that all ranks of the node were handed."""
+        place = self.find(array) if self._common else None
+        return place is not None and any(
+            (one.place.window, one.place.owner) == (place.window, place.owner)
+            and one.place.start <= place.start < one.place.start + one.nbytes
+            for one in self._common
+        )
+
+    def _collect(self) -> None:
+        """Give back what all ranks of the node were handed and none holds any more."""
+        dropped = np.array([one.hold() is None for one in self._common], np.uint8)
+        self.node.Allreduce(MPI.IN_PLACE, dropped, MPI.MIN)
+        self._common = [one for one, by_all in zip(self._common, dropped, strict=True) if not by_all]
+
+    def _anywhere(self, here: bool) -> bool:
+        """Return whether it is so on any rank, of whichever node: what one cannot have is refused to all."""
+        flag = np.array([here], np.uint8)
+        self.comm.Allreduce(MPI.IN_PLACE, flag, MPI.MAX)
+        return bool(flag[0])
+
+    def _window(self, number: int) -> _Window:
+        window = self._windows[number]
+        assert window is not None
+        return window
 
     def _room(self, nbytes: int) -> tuple[int, int | None]:
         for number, window in enumerate(self._windows):
@@ -110,23 +169,36 @@ class SharedMemory:
                     return number, start
         return 0, None
 
-    def _enlarge(self, nbytes: int) -> None:
-        """Make a window with at least `nbytes` for the own rank, after giving back those of which nothing is used."""
+    def _enlarge(self, nbytes: int | None) -> None:
+        """Make a window with at least `nbytes` for the own rank, after giving back those of which nothing is used.
+
+        None: this rank needs no more. A node on which that holds for all gets no window.
+        """
         self._shrink()
-        mine = max(LEAST_NBYTES, -(-(nbytes + ALIGN_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES)
-        sizes = self.node.allgather(mine)
+        wanted = self.node.allgather(nbytes)
+        sizes = [max(LEAST_NBYTES, -(-((one or 0) + ALIGN_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES) for one in wanted]
+        if wanted == [None] * len(wanted):
+            sizes = []
+        mine = sizes[self.rank] if sizes else 0
         free = self.node.bcast(free_nbytes())
-        if free is not None and sum(sizes) > free:
+        short = free is not None and sum(sizes) > free
+        needed = self.comm.allgather((sum(sizes), free) if short else None)
+        for least in filter(None, needed):
             raise SharedMemoryError(
-                f"{sum(sizes) / 2**20:.0f} MiB of shared memory are needed on this node and {DIRECTORY} has "
-                f"{free / 2**20:.0f} MiB free; make it larger (mount -o remount,size=..., docker run --shm-size) "
+                f"{least[0] / 2**20:.0f} MiB of shared memory are needed on a node and {DIRECTORY} has "
+                f"{least[1] / 2**20:.0f} MiB free; make it larger (mount -o remount,size=..., docker run --shm-size) "
                 "or use fewer elements"
             )
+        if not sizes:
+            return
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
         window = MPI.Win.Allocate_shared(mine, 1, info, self.node)
         info.Free()
         window.Lock_all(MPI.MODE_NOCHECK)
-        addresses = [_address(window.Shared_query(rank)[0]) for rank in range(self.node.Get_size())]
+        parts: list[Any] = [window.Shared_query(rank)[0] for rank in range(self.node.Get_size())]
+        # What is not touched is only promised, and would still count as free for whoever asks next.
+        np.frombuffer(parts[self.rank], np.uint8)[::PAGE_NBYTES] = 0
+        addresses = list(map(_address, parts))
         whole = (-addresses[self.rank] % ALIGN_NBYTES, mine)
         self._windows.append(_Window(window, addresses, sizes, whole, [whole]))
 
@@ -147,16 +219,14 @@ class SharedMemory:
         return window is not None and window.free == [window.whole]
 
     def _memory(self, number: int, start: int, nbytes: int) -> Any:
-        window = self._windows[number]
-        assert window is not None
+        window = self._window(number)
         memory = (ctypes.c_ubyte * nbytes).from_address(window.addresses[self.rank] + start)
         weakref.finalize(memory, window.give_back, start, start + nbytes).atexit = False
         return memory
 
     def view(self, place: Place, nbytes: int) -> Any:
         """Return `nbytes` of any rank's shared memory as an object with a buffer; it keeps nothing alive."""
-        window = self._windows[place.window]
-        assert window is not None
+        window = self._window(place.window)
         return (ctypes.c_ubyte * nbytes).from_address(window.addresses[place.owner] + place.start)
 
     def find(self, array: np.ndarray[Any, Any]) -> Place | None:

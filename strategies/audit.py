@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from collectives import PRIMITIVES
 from collectives.count import RankCount, count
+from collectives.launch import prepare
 from collectives.registry import Problem
 from strategies.cases import STRATEGIES, Case, cases
 from strategies.claims import CLAIMS, LAYOUT_CLAIMS, judge, judge_experts, judge_layout, matches
@@ -352,7 +353,5 @@ def _audit(comm: Any, args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    from bench.launch import prepare
-
     prepare()  # what MPI reads when it starts
     sys.exit(main())

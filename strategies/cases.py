@@ -24,6 +24,19 @@ STRATEGIES: dict[str, ModuleType] = {
     "expert": expert,
 }
 
+OWN_AXES = {
+    "data": ("dp", "dp_shard", "dp_replicate"),
+    "sharded": ("dp", "dp_shard", "dp_replicate"),
+    "tensor": ("tp",),
+    "sequence": ("tp",),
+    "pipeline": ("pp",),
+    "context": ("cp",),
+    "ulysses": ("ulysses",),
+    "hybrid": ("tp", "cp", "ulysses", "pp"),
+    "expert": ("ep", "etp"),
+}
+"""Axes of which at least one must have several ranks, or the strategy does nothing of its own; the usual one first."""
+
 
 def dense(nranks: int, **changes: Any) -> Model:
     """Make a small model that divides by `nranks`, and twice over where zigzag or pairs need it, wherever it is cut."""

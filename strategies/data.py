@@ -97,13 +97,16 @@ class Ready:
         width = itemsize(job.grad_dtype)
         closings: list[tuple[int, Calls]] = []  # after which tensor of the reverse order, and what then
         for expert, axes in KINDS:
-            kind = [tensor for tensor in reverse if (tensor.expert is not None) == expert]
+            places = [place for place, tensor in enumerate(reverse) if (tensor.expert is not None) == expert]
+            kind = [reverse[place] for place in places]
+            held = 0
             for number, bucket in enumerate(fill(kind, width, buckets.first_nbytes, buckets.nbytes)):
                 nbytes = sum(tensor.count for tensor in bucket) * width
                 # What is left when the backward pass ends makes the last bucket, full or not.
                 full = nbytes >= (buckets.first_nbytes if number == 0 else buckets.nbytes)
                 calls = on(mesh, axes, "allreduce", nbytes, "backward", dtype=job.grad_dtype, why="bucket of gradients")
-                closings.append((reverse.index(bucket[-1]) if full else len(reverse), calls))
+                held += len(bucket)
+                closings.append((places[held - 1] if full else len(reverse), calls))
         self._calls: dict[str, Calls] = dict.fromkeys(self.events, ())
         for place, calls in sorted(closings, key=lambda closing: closing[0]):
             self._calls[events[min(place, len(reverse) - 1)]] += calls

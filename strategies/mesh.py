@@ -107,6 +107,7 @@ class Mesh:
         for axis, length in self.shape.items():
             self._strides[axis] = stride
             stride *= length
+        self._used: dict[str | tuple[str, ...], str] = {}
         self._world: Any = None
         self._communicators: dict[tuple[frozenset[str], bool], Any] = {}
 
@@ -134,8 +135,11 @@ class Mesh:
 
     def used(self, axes: str | Iterable[str]) -> str:
         """Name those of `axes` that have more than one rank, in mesh order, joined by "-"; "" if none has."""
-        chosen = axis_names(axes)
-        return "-".join(axis for axis in self.axes if axis in chosen and self.shape[axis] > 1)
+        key = axes if isinstance(axes, str) else tuple(axes)
+        if key not in self._used:
+            chosen = axis_names(key)
+            self._used[key] = "-".join(axis for axis in self.axes if axis in chosen and self.shape[axis] > 1)
+        return self._used[key]
 
     def stride(self, axis: str) -> int:
         """Tell how far apart in rank number neighbours on `axis` are."""

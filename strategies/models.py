@@ -262,7 +262,7 @@ def read_model(path: Path) -> Model:
 
     Raises ValueError naming the file and what is wrong in it, with what would be right.
     """
-    toml = _toml()
+    toml = toml_reader()
     try:
         values = toml.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
@@ -283,7 +283,7 @@ def read_model(path: Path) -> Model:
     return Model(**values)
 
 
-def _toml() -> Any:
+def toml_reader() -> Any:
     """Import the TOML reader of Python 3.11 and later, or the package that became it."""
     for name in ("tomllib", "tomli"):
         with suppress(ModuleNotFoundError):

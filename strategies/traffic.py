@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import groupby, repeat
 from math import floor
 from typing import Any, TypeAlias
@@ -128,23 +129,39 @@ class Job:
             first = own * mesh.coordinate("ep", rank)
             experts = range(first, first + own)
 
-        tensors = list(model.embedding_tensors) if stage == 0 else []
-        for chunk in self.layer_chunks(mesh, rank):
-            for layer in chunk:
-                tensors += [
-                    replace(tensor, name=f"layer{layer}.{tensor.name}")
-                    for tensor in model.layer_tensors(layer)
-                    if tensor.expert is None or (experts is not None and tensor.expert in experts)
-                ]
-        if stage == stages - 1:
-            tensors += model.head_tensors
-            if model.tied and stages > 1:
-                tensors.append(model.embedding_tensors[0])
-        return [tensor.part(tp if tensor.expert is None else etp) for tensor in tensors]
+        layers = tuple(layer for chunk in self.layer_chunks(mesh, rank) for layer in chunk)
+        copied = model.tied and stages > 1
+        return list(_tensors_of(model, layers, experts, stage == 0, stage == stages - 1, copied, tp, etp))
 
     def parameters_of(self, mesh: Mesh, rank: int) -> int:
         """Return Ψ, the elements that `rank` has before any sharding over data-parallel ranks."""
         return sum(tensor.count for tensor in self.tensors_of(mesh, rank))
+
+
+@lru_cache(maxsize=256)
+def _tensors_of(
+    model: Model,
+    layers: tuple[int, ...],
+    experts: range | None,
+    first: bool,
+    last: bool,
+    copied: bool,
+    tp: int,
+    etp: int,
+) -> tuple[Tensor, ...]:
+    """List what a rank has of these layers, of the embedding if first, of the head if last. copied: the tied one."""
+    tensors = list(model.embedding_tensors) if first else []
+    for layer in layers:
+        tensors += [
+            replace(tensor, name=f"layer{layer}.{tensor.name}")
+            for tensor in model.layer_tensors(layer)
+            if tensor.expert is None or (experts is not None and tensor.expert in experts)
+        ]
+    if last:
+        tensors += model.head_tensors
+        if copied:
+            tensors.append(model.embedding_tensors[0])
+    return tuple(tensor.part(tp if tensor.expert is None else etp) for tensor in tensors)
 
 
 @dataclass(frozen=True)
@@ -222,7 +239,7 @@ def repeated(calls: Iterable[Call], times: int, within: str) -> Calls:
 def unrolled(calls: Iterable[Call]) -> Iterator[Call]:
     """Give every single call, times 1, in the order in which the rank makes them."""
     for within, alike in groupby(calls, key=lambda call: call.within):
-        body = [(replace(call, times=1, within=""), call.times) for call in alike]
+        body = [(_single(call), call.times) for call in alike]
         if within:
             singles = [single for single, _ in body]
             for _ in range(body[0][1]):
@@ -232,11 +249,15 @@ def unrolled(calls: Iterable[Call]) -> Iterator[Call]:
                 yield from repeat(single, times)
 
 
+def _single(call: Call) -> Call:
+    return call if call.times == 1 and not call.within else replace(call, times=1, within="")
+
+
 def merge(calls: Iterable[Call]) -> list[Call]:
     """Put equal calls together, their times added, in the order of first appearance."""
     merged: dict[Call, int] = {}
     for call in calls:
-        key = replace(call, times=1, within="")
+        key = _single(call)
         merged[key] = merged.get(key, 0) + call.times
     return [call if times == 1 else replace(call, times=times) for call, times in merged.items()]
 

@@ -7,6 +7,7 @@ import pytest
 
 from bench import __version__
 from bench.options import Options, check_output, default_output, parse, parse_or_exit
+from bench.strategy_options import SHORT
 from bench.usage import UsageError
 
 ALGORITHMS = {
@@ -41,6 +42,8 @@ def test_defaults():
         root=0,
         accumulate=None,
         in_place=(False,),
+        memories=("plain",),
+        ppn=None,
         iters=50,
         warmup=3,
         max_seconds=0.5,
@@ -57,6 +60,8 @@ def test_defaults():
         device="auto",
         plots=True,
         quiet=False,
+        strategies=SHORT,
+        groups=(),
     )
 
 
@@ -64,7 +69,7 @@ def test_every_option_has_its_place():
     line = (
         "allreduce -b 1K broadcast -e 1.5M -f 2.5 -a ring,binomial -d float64,uint8 --op max,min -r 3 -n 7 -w 0 "
         "--max-seconds 0.5 -c 0 --memory-limit 1G -o out --device cpu --no-plots -q --list "
-        "--accumulate float32 --in-place both "
+        "--accumulate float32 --in-place both --memory shared,plain --ppn 2 "
         "--precision 0.1 --cadence streaming --sync deadline --rotate 4 --hang-seconds 9.5 --samples"
     )
     assert parsed(line) == Options(
@@ -79,6 +84,8 @@ def test_every_option_has_its_place():
         root=3,
         accumulate="float32",
         in_place=(False, True),
+        memories=("shared", "plain"),
+        ppn=2,
         iters=7,
         warmup=0,
         max_seconds=0.5,
@@ -95,6 +102,8 @@ def test_every_option_has_its_place():
         device="cpu",
         plots=False,
         quiet=True,
+        strategies=None,
+        groups=(),
     )
 
 
@@ -184,6 +193,11 @@ def test_an_algorithm_of_one_chosen_primitive_is_enough():
         ("-a ring,", "unknown algorithm '' for --algorithm"),
         ("-d float8", "unknown dtype 'float8' for --dtype (did you mean float64? known: float32, float64, float16"),
         ("--in-place maybe", "unknown choice 'maybe' for --in-place (known: no, yes, both)"),
+        ("--memory pinned", "unknown memory 'pinned' for --memory (known: plain, registered, shared)"),
+        ("--memory plain,", "unknown memory '' for --memory"),
+        ("--ppn 0", "invalid value '0' for --ppn (must be 1 to 4 ranks a node)"),
+        ("--ppn 5", "invalid value '5' for --ppn (must be 1 to 4 ranks a node)"),
+        ("--ppn two", "invalid value 'two' for --ppn"),
         ("--accumulate int32", "unknown dtype 'int32' for --accumulate (known: float32)"),
         ("--op avg", "unknown op 'avg' for --op (known: sum, prod, max, min, land"),
         ("-b 12X", "invalid size '12X' for --min-bytes (examples: 8, 1K, 64M, 4G)"),

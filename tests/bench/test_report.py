@@ -74,7 +74,7 @@ def test_every_picture_it_shows_is_there(run):
 def test_what_was_left_out_is_listed_once_with_its_reason_and_sizes(text):
     left_out = text[text.index("## Left out") : text.index("## Machine")]
     needs = "recursive_halving needs a number of ranks that is a power of two"
-    assert f"| allreduce | recursive_halving | float32 |  | skipped | {needs} | 8, 4K |" in left_out
+    assert f"| allreduce | recursive_halving | float32 |  | plain | skipped | {needs} | 8, 4K |" in left_out
     assert r"| wrong | 3 elements \| &lt;differ&gt; | 4K |" in left_out
     assert "bruck" not in text[: text.index("## Left out")]
 
@@ -147,7 +147,7 @@ def test_a_run_without_run_json_is_reported_all_the_same(run):
 
 def test_a_run_of_skipped_rows_is_reported(run, row):
     text = write(run(rows=[row(status="skipped", reason="no")])).read_text()
-    assert "| allreduce | ring | float32 |  | skipped | no | 4K |" in text
+    assert "| allreduce | ring | float32 |  | plain | skipped | no | 4K |" in text
 
 
 def test_the_newest_run_is_the_one_written_last(run, tmp_path):

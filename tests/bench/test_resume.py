@@ -40,6 +40,7 @@ def test_what_is_done_is_known_by_point(folder):
     assert before.done_at(Point(allreduce, 1024, "float32", "sum", 0)) == {"native", "ring"}
     assert before.done_at(Point(allreduce, 8, "float32", "sum", 0)) == {"native"}
     assert before.done_at(Point(allreduce, 8, "float64", "sum", 0)) == ()
+    assert before.done_at(Point(allreduce, 1024, "float32", "sum", 0, memory="registered")) == ()
     assert before.done_at(Point(broadcast, 1024, "float32", "max", 0)) == {"native"}
     assert before.statuses == {"ok": 3, "skipped": 1}
     assert before.facts["started"] == "then"

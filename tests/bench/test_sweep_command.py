@@ -89,6 +89,77 @@ def test_a_point_beyond_the_memory_limit_is_skipped_with_the_reason(launch, tmp_
     assert all(row["status"] == "ok" for row in rows if row["nbytes"] == 8)
 
 
+NODES = ("allreduce", "-b", "16K", "-e", "16K", "-a", "ring,window,two_level", "-n", "5", "--no-plots")
+
+
+def test_each_memory_has_rows_of_its_own_with_the_library_on_the_same(launch, tmp_path):
+    words = (*NODES, "alltoall", "--memory", "plain,registered,shared")
+    result = sweep(launch, 2, *words, "-o", tmp_path / "run")
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    assert {row["wrong"] for row in rows if row["status"] == "ok"} == {0}
+    named = {(row["primitive"], row["memory"], row["algorithm"]): row for row in rows}
+    for memory in ("plain", "registered"):
+        for primitive, algorithm in (("allreduce", "ring"), ("allreduce", "window"), ("alltoall", "window")):
+            assert named[primitive, memory, "native"]["status"] == "ok"
+            assert named[primitive, memory, algorithm]["native_ratio"] > 0
+    one_result = named["allreduce", "shared", "window"]
+    assert (one_result["status"], one_result["native_ratio"], one_result["baseline"]) == ("ok", None, "")
+    for primitive, algorithm, says in (
+        ("allreduce", "native", "native writes every rank's result apart"),
+        ("allreduce", "ring", "ring writes every rank's result apart"),
+        ("alltoall", "window", "alltoall leaves ranks different results"),
+    ):
+        row = named[primitive, "shared", algorithm]
+        assert (row["status"], says in row["reason"]) == ("skipped", True)
+    assert "window, shared" in result.out
+
+
+def test_pretended_nodes_are_in_the_rows(launch, tmp_path):
+    result = sweep(launch, 4, *NODES, "--ppn", "2", "-o", tmp_path / "run")
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    assert {(row["nnodes"], row["ppn"]) for row in rows} == {(1, 2)}
+    between = {row["algorithm"]: row["between_nbytes_max"] for row in rows if row["status"] == "ok"}
+    # Around the ring one rank of each node sends 6 blocks of a quarter; two leaders send each other 2 halves.
+    assert between == {"native": None, "ring": 6 * 4096, "two_level": 2 * 8192}
+    assert [row["reason"] for row in rows if row["algorithm"] == "window"] == [
+        "window needs all ranks on one node, to share memory"
+    ]
+
+
+SHORT = """
+import sys
+from collectives import shared
+
+shared.free_nbytes = lambda: 3 << 20
+
+from bench.sweep import main
+main(sys.argv[1:])
+"""
+
+
+def test_what_does_not_fit_in_shared_memory_is_skipped_with_the_reason(launch, tmp_path):
+    words = ("allreduce", "-b", "16K", "-e", "16M", "-f", "1024", "-a", "ring,window", "-n", "5", "--no-plots")
+    result = launch(2, "-c", SHORT, *words, "--memory", "plain,registered,shared", "-o", tmp_path / "run")
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    skipped = {(row["nbytes"], row["memory"], row["algorithm"]) for row in rows if "/dev/shm" in row["reason"]}
+    large = 16 << 20
+    # On plain memory only what wants shared scratch; on the others there is nothing on which to measure.
+    assert skipped == {
+        (large, "plain", "window"),
+        *((large, memory, name) for memory in ("registered", "shared") for name in ("native", "ring", "window")),
+    }
+    assert all(
+        row["status"] == "ok"
+        for row in rows
+        if row["nbytes"] == large and row["algorithm"] in ("native", "ring") and row["memory"] == "plain"
+    )
+    others = [row for row in rows if (row["nbytes"], row["memory"], row["algorithm"]) not in skipped]
+    assert {row["status"] for row in others if row["memory"] != "shared"} == {"ok"}
+
+
 # Neither may load before the last sample: importing takes long, and their threads and memory change what is timed.
 LATE = """
 import sys
@@ -132,6 +203,8 @@ def test_neither_pandas_nor_matplotlib_is_loaded_before_the_last_sample(launch, 
         (("-f", "1"), "'1' for --factor"),
         (("-n", "0"), "'0' for --iters"),
         (("-r", "2"), "'2' for --root (the ranks of this run are 0 to 1)"),
+        (("--memory", "pinned"), "unknown memory 'pinned' for --memory"),
+        (("--ppn", "3"), "'3' for --ppn (must be 1 to 2 ranks a node)"),
         (("--device", "cuda"), "'cuda' for --device"),
         (("--no-such",), "unknown option '--no-such'"),
     ],

@@ -33,6 +33,22 @@ def test_a_blank_setting_is_a_setting(row, as_read):
     assert [name for name, _ in sweeps(measured(as_read(rows)))] == ["scan, sum, no root", "scan, no op, root 0"]
 
 
+def test_memories_and_pretended_nodes_are_sweeps_of_their_own(row, as_read):
+    plain = [row(ppn=8), row(ppn=8, memory="registered"), row(ppn=8, memory="shared")]
+    names = [name for name, _ in sweeps(measured(as_read([*plain, row(ppn=2)])))]
+    assert names == [
+        "allreduce, 8 a node, plain",
+        "allreduce, 8 a node, registered",
+        "allreduce, 8 a node, shared",
+        "allreduce, 2 a node, plain",
+    ]
+
+
+def test_rows_of_older_schemas_know_nothing_of_later_settings(row, as_read):
+    rows = [{key: value for key, value in one.items() if key != "ppn"} for one in as_read([row(), row(dtype="int32")])]
+    assert [name for name, _ in sweeps(measured(rows))] == ["allreduce, float32", "allreduce, int32"]
+
+
 def test_one_algorithm_over_two_transports_is_two_contenders(row, as_read):
     rows = [row(transport="message"), row(transport="window"), row(algorithm="native", transport="native")]
     contenders = set(measured(as_read(rows))["contender"])

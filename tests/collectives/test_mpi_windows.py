@@ -167,6 +167,21 @@ def test_one_result_for_all_is_refused_where_it_would_be_written_twice(comm):
         allreduce.plan(comm, send, total, algorithm="window_one_shot")
 
 
+@pytest.mark.parametrize("algorithm", ["native", "native_persistent", "ring"])
+def test_one_result_for_all_is_refused_to_what_writes_every_ranks_apart(comm, algorithm):
+    send, total = alloc(comm, 10, "f8"), alloc_common(comm, 10, "f8")
+    with pytest.raises(NotApplicable, match=f"{algorithm} writes every rank's result apart"):
+        allreduce.plan(comm, send, total, algorithm=algorithm)
+
+
+def test_one_result_for_all_ranks_of_a_node_is_refused_where_nodes_are_pretended(comm):
+    if comm.Get_size() == 1:
+        pytest.skip("one rank is one node however it is seen")
+    send, total = alloc(comm, 10, "f8"), alloc_common(comm, 10, "f8")
+    with pytest.raises(NotApplicable, match="not by pretended ones"):
+        allreduce.plan(comm, send, total, algorithm="two_level", ppn=1)
+
+
 def test_views_of_registered_arrays_are_registered_and_mixed_memory_works(comm):
     nranks, rank = comm.Get_size(), comm.Get_rank()
     whole = alloc(comm, 100 * nranks + 7, "int32")

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collectives import PRIMITIVES
 from strategies.mesh import Mesh
 from strategies.models import MODELS
 from strategies.traffic import Call, Job, merge, on, repeated, scaled, sent_nbytes, totals, unrolled
@@ -182,3 +183,17 @@ def test_calls_on_axes_of_one_rank_are_none():
     (call,) = on(MESH, ("pp", "dp", "tp"), "allreduce", 8, "forward", dtype="float32")
     assert (call.axis, call.op, call.dtype) == ("tp-pp", "sum", "float32")
     assert on(MESH, "tp", "allgather", 8, "forward")[0].op == ""
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4, 7, 8, 16])
+def test_bytes_sent_are_what_the_primitives_call_bus_traffic(nranks):
+    mesh = Mesh({"tp": nranks})
+    for primitive in ("allreduce", "allgather", "reduce_scatter", "alltoall"):
+        sent = sent_nbytes(Call(primitive, "tp", 1000, "forward"), mesh, 0)
+        assert float(sent) == pytest.approx(1000 * PRIMITIVES[primitive].busbw_factor(nranks))
+    # With a root, the rank that sends most, or receives most, is the busy one.
+    for primitive in ("broadcast", "reduce", "scatter"):
+        most = max(sent_nbytes(Call(primitive, "tp", 1000, "forward", root=0), mesh, rank) for rank in range(nranks))
+        assert float(most) == pytest.approx(1000 * PRIMITIVES[primitive].busbw_factor(nranks))
+    others = sum(sent_nbytes(Call("gather", "tp", 1000, "forward", root=0), mesh, rank) for rank in range(nranks))
+    assert float(others) == pytest.approx(1000 * PRIMITIVES["gather"].busbw_factor(nranks))
