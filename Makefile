@@ -7,6 +7,10 @@ MPI ?= mpich
 NP ?= 8
 # CuPy for your CUDA: 12 or 13; empty for none.
 CUDA ?=
+# A folder of wheels, from which all is installed without a network; the part of `make gpu-check` (ipc, figures, tests,
+# sweep; empty for all).
+WHEELS ?=
+PART ?=
 # More words for the command: make sweep ARGS="allreduce -e 64M"
 ARGS ?=
 
@@ -36,7 +40,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv sweep report plots test test-pure test-full lint format bench-core bench-catalogue bench-windows bench-strategies selftest doctor audit strategies cluster-test clean
+.PHONY: help venv sweep report plots test test-pure test-oldest test-full lint format bench-core bench-catalogue bench-windows bench-strategies gpu-check selftest doctor audit strategies cluster-test clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +52,7 @@ venv: $(READY) ## make the environment that all else uses
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("collbench needs Python 3.10 or newer, this is " + sys.version.split()[0] + "; say which: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	$(PY) -m pip install --quiet --disable-pip-version-check $(if $(WHEELS),--no-index --find-links '$(WHEELS)') --editable '.[$(EXTRAS)]'
 	@touch $@
 
 sweep: $(READY) ## measure all primitives over all sizes, check every result, draw pictures
@@ -64,6 +68,13 @@ test: test-pure $(RANKS:%=test-%) ## run every test: pure ones, then under mpiru
 
 test-pure: $(READY) ## run the tests that need no mpirun
 	$(PY) -m pytest -q tests
+
+# The versions that pyproject.toml allows as the oldest; pyparsing is as old as that matplotlib.
+OLDEST := $(shell sed -nE 's/^  "([a-z0-9_]+)>=([0-9.]+)".*/\1==\2/p' pyproject.toml) pyparsing==3.1.0 pytest==8.3.0 hypothesis==6.100.0
+test-oldest: ## run the tests that need no mpirun with the oldest libraries that are allowed
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST)
+	.venv-oldest/bin/python -m pytest -q -m "not launch" tests
 
 test-full: $(READY) ## prove the whole catalogue for up to 64 ranks
 	$(PY) -m pytest -q -m full tests
@@ -92,6 +103,9 @@ bench-windows: $(READY) ## the same for algorithms on shared memory
 bench-strategies: $(READY) ## the same for replayed training steps
 	$(PY) -m bench.strategy_targets --mpirun $(MPIRUN) $(ARGS)
 
+gpu-check: $(READY) ## on a machine with a GPU (CUDA=12 or 13): confirm and measure what runs on it, in parts (PART=)
+	$(PY) -m bench.gpu_check --mpirun $(MPIRUN) $(PART:%=--part %) $(ARGS)
+
 selftest: $(READY) ## measure A against A: how often is a difference claimed that is none
 	$(MPIRUN) -n $(NP) $(PY) -m bench.selftest $(ARGS)
 
@@ -114,5 +128,5 @@ cluster-test: $(READY) ## run MPI tests and a short sweep across HOSTS pretended
 	tests/cluster/run.sh $(HOSTS) $(PPN) $(RATE) $(PY) -m bench.sweep allreduce broadcast -b 1K -e 1M -f 32 -n 5
 
 clean: ## remove environments and caches; results stay
-	rm -rf .venv .venv-openmpi .venv-system .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-openmpi .venv-system .venv-oldest .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

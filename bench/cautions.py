@@ -62,6 +62,10 @@ CAUTIONS: Mapping[str, Caution] = {
         "more ranks than CPUs, so times hold waiting for a turn to run",
         lambda settings: "use as many ranks as there are CPUs",
     ),
+    "shared_gpu": Caution(
+        "ranks share a GPU, so times say nothing of how ranks with one each would do",
+        lambda settings: "use as many ranks as there are GPUs",
+    ),
     "few": Caution(f"fewer than {FEW} samples", _longer),
     "spread": Caution(f"95th percentile of time over {WIDE:g} times the 5th", _steadier),
     "first": Caution(
@@ -98,6 +102,7 @@ def found(
     load: float | None = None,
     oversubscribed: bool = False,
     governed: bool = False,
+    shared_gpu: bool = False,
 ) -> tuple[str, ...]:
     """Return the cautions that the samples of one contender give, in the order in which they were taken.
 
@@ -107,6 +112,7 @@ def found(
     low, middle, high = np.percentile(times, (5, 50, 95))
     checks = {
         "oversubscribed": oversubscribed,
+        "shared_gpu": shared_gpu,
         "few": len(times) < FEW,
         "spread": high > WIDE * low,
         "first": len(times) >= FEW and times[0] > ODD * times[1:].max(),

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from collectives import buffers, devices
 from collectives.operations import HALF, OPERATIONS, dtype_of, kind_of
 from collectives.reference import expected
 from collectives.registry import Problem
@@ -38,12 +39,17 @@ def fill(count: int, rank: int, dtype: str, op: str) -> np.ndarray[Any, Any]:
     return np.resize(period.astype(dtype_of(dtype)), count)
 
 
-Empty: TypeAlias = Callable[[int], np.ndarray[Any, Any]]
+Empty: TypeAlias = Callable[[int], Any]
 
 
 def ordinary(nbytes: int) -> np.ndarray[Any, Any]:
     """Return uninitialised bytes of ordinary memory."""
     return np.empty(nbytes, np.uint8)
+
+
+def on_gpu(nbytes: int) -> Any:
+    """Return uninitialised bytes of a GPU's memory."""
+    return devices.cupy_module().empty(nbytes, np.uint8)
 
 
 def guarded_nbytes(count: int, dtype: str) -> int:
@@ -57,19 +63,29 @@ class Guarded:
     def __init__(self, count: int, dtype: str, empty: Empty = ordinary) -> None:
         nbytes = count * dtype_of(dtype).itemsize
         block = empty(guarded_nbytes(count, dtype))
-        start = GUARD_NBYTES + -(block.ctypes.data + GUARD_NBYTES) % GUARD_NBYTES
-        self._before, self._after = block[start - GUARD_NBYTES : start], block[start + nbytes :][:GUARD_NBYTES]
-        self._before[:], self._after[:] = GUARD, GUARD
+        start = GUARD_NBYTES + -(buffers.address(block) + GUARD_NBYTES) % GUARD_NBYTES
+        self._guards = block[start - GUARD_NBYTES : start], block[start + nbytes :][:GUARD_NBYTES]
+        for guard in self._guards:
+            guard.fill(GUARD)
         self.array = block[start : start + nbytes].view(dtype_of(dtype))
 
     def poison(self) -> None:
         """Fill the array with bytes that no result has."""
-        self.array.view(np.uint8)[:] = POISON
+        self.array.view(np.uint8).fill(POISON)
+
+    def put(self, values: np.ndarray[Any, Any], start: int = 0) -> None:
+        """Set the elements from `start` on."""
+        if len(values):
+            buffers.copy(self.array[start : start + len(values)], values)
+
+    def get(self) -> np.ndarray[Any, Any]:
+        """Return the elements on the host."""
+        return buffers.to_host(self.array)
 
     @property
     def intact(self) -> bool:
         """Whether both guards are as they were."""
-        return bool((self._before == GUARD).all() and (self._after == GUARD).all())
+        return all((buffers.to_host(guard) == GUARD).all() for guard in self._guards)
 
 
 def buffer_counts(problem: Problem, rank: int) -> tuple[int, int]:
@@ -154,9 +170,9 @@ class Checked:
         meet()
         own = self._input
         if self._aliasing is not None and self.recv is not None:
-            self.recv.array[self._aliasing[0] :][: len(own)] = own
+            self.recv.put(own, self._aliasing[0])
         elif self.send is not None:
-            self.send.array[:] = own
+            self.send.put(own)
         meet()
 
     def randomise(self, seed: int) -> None:
@@ -167,8 +183,8 @@ class Checked:
         buffer = self.send if self.send is not None else self.recv
         if buffer is None:
             return
-        array = buffer.array
-        array.view(np.uint8)[:] = np.frombuffer(np.random.default_rng(seed).bytes(array.nbytes), np.uint8)
+        filled = np.frombuffer(np.random.default_rng(seed).bytes(buffer.array.nbytes), buffer.array.dtype).copy()
+        array = filled
         if array.dtype.kind == "c":
             array = array.view(array.real.dtype)
         if array.dtype.kind == "b":
@@ -177,15 +193,16 @@ class Checked:
             bits = array.view(f"u{array.itemsize}")
             bits &= bits.dtype.type((1 << FRACTION_BITS[array.dtype.name]) - 1)
             bits |= np.ones(1, array.dtype).view(bits.dtype)[0]
+        buffer.put(filled)
 
     def wrong(self) -> int:
         """Return how many elements differ from what must be there: results, changed inputs, broken guards."""
         count = 0
         if self._expected is not None and self.recv is not None:
             start = 0 if self._aliasing is None else self._aliasing[1]
-            count += int((self.recv.array[start:][: len(self._expected)] != self._expected).sum())
+            count += int((self.recv.get()[start:][: len(self._expected)] != self._expected).sum())
         if self.send is not None:
-            count += int((self.send.array != self._input).sum())
+            count += int((self.send.get() != self._input).sum())
         return count + sum(not one.intact for one in (self.send, self.recv) if one is not None)
 
     def _input_of(self, rank: int) -> np.ndarray[Any, Any]:

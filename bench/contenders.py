@@ -18,6 +18,7 @@ from collectives.buffers import Arena
 from collectives.registry import Nodes, Primitive, UnknownNameError, nodes_of
 
 NATIVE = "native"
+OUT_OF_MEMORY = "out of memory"
 NATIVE_FORMS = (NATIVE, "native_persistent")
 ALL = "all"  # what competes unless algorithms are named
 
@@ -100,10 +101,12 @@ def make_ready(
     arena: Arena,
     start: Callable[[], Any],
     ppn: int | None = None,
+    anywhere: Callable[[str], str] = str,
 ) -> list[Contender]:
     """Return the contenders with their plans made, one for each set of buffers; each behind `start`.
 
-    Ranks that share CPUs and do not meet before a plan would count the turns of the others as time to make it.
+    Ranks that share CPUs and do not meet before a plan would count the turns of the others as time to make it. A
+    precondition is unmet on all ranks alike, but memory may lack on one alone: `anywhere` tells all of the reason.
     `ppn`: so many ranks make a pretended node.
     """
     from collectives.plan import NotApplicable
@@ -111,16 +114,22 @@ def make_ready(
 
     contenders = [Contender(name) for name in names]
     for contender in contenders:
-        try:  # all plans of a contender, or none
-            for checked in sets:
-                start()
+        for checked in sets:  # all plans of a contender, or none
+            start()
+            lacking = ""
+            try:
                 plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena, ppn))
                 contender.plan_seconds = contender.plan_seconds or seconds
                 contender.plans.append(plan)
-        except (NotApplicable, SharedMemoryError, UnknownNameError) as reason:  # noqa: PERF203 -- a plan costs more
-            contender.reason = str(reason)
-            contender.free()
-            contender.plans = []
+            except (NotApplicable, SharedMemoryError, UnknownNameError) as reason:
+                contender.reason = str(reason)
+            except MemoryError as reason:
+                lacking = f"{OUT_OF_MEMORY}: {reason}"
+            contender.reason = contender.reason or anywhere(lacking)
+            if contender.reason:
+                contender.free()
+                contender.plans = []
+                break
     return contenders
 
 

@@ -80,6 +80,13 @@ class Job:
         self.comm.Bcast(flag, 0)
         return bool(flag[0])
 
+    def reason(self, reason: str) -> str:
+        """Return on all ranks the reason of the first rank that has one, with that rank; an empty text if none has."""
+        if not self.total(np.array([bool(reason)], np.int64))[0]:
+            return ""
+        rank, first = next((rank, one) for rank, one in enumerate(self.comm.allgather(reason)) if one)
+        return f"rank {rank}: {first}"
+
     def on_leader(self, action: Callable[[], Result]) -> Result:
         """Carry out `action` on rank 0 and return its result, or raise its UsageError, on all ranks."""
         outcome: Any = None

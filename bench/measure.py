@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from bench import machine, summary
-from bench.check import Buffers, Checked
+from bench import gpus, machine, summary
+from bench.check import Buffers, Checked, on_gpu, ordinary
 from bench.clocks import Clocks
-from bench.contenders import NATIVE, Contender, agree, make_ready, nodes_seen
+from bench.contenders import NATIVE, OUT_OF_MEMORY, Contender, agree, make_ready, nodes_seen
 from bench.groups import Group
 from bench.guard import Guard
 from bench.guess import distance, guess
@@ -27,7 +27,7 @@ from bench.rows import Row, is_forced
 from bench.samples import Samples
 from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
-from collectives import Arena, barrier
+from collectives import Arena, barrier, devices
 from collectives.operations import dtype_of
 from collectives.shared import SharedMemoryError
 
@@ -38,10 +38,12 @@ MEMORY_SHARE = 0.8
 class Measuring:
     """What stays the same from point to point. Rank 0 has the samples, and makes the rows."""
 
-    def __init__(self, job: Job, launch: Launch, options: Options, run: str, seed: int) -> None:
+    def __init__(
+        self, job: Job, launch: Launch, options: Options, run: str, seed: int, gpu: gpus.Gpu | None = None
+    ) -> None:
         from mpi4py import MPI
 
-        self.job, self.options, self.seed = job, options, seed
+        self.job, self.options, self.seed, self.gpu = job, options, seed, gpu
         self.guard = Guard(job.rank, options.hang_seconds)
         self.guard.note = self._missing
         self.guard.at("starting")
@@ -61,6 +63,11 @@ class Measuring:
             "sync": options.sync,
             "rotate": options.rotate,
         }
+        self.shares_gpu = False
+        if gpu is not None:
+            most = int(job.most(np.array([gpu.ranks]))[0])
+            self.shares_gpu = most > 1
+            self.settings |= {"device": "cuda", "ranks_per_gpu": most}
         self.among(Group.whole(job.comm))
         self.empty_seconds = 0.0  # what an empty call takes in the same loop
         self._free_nbytes = machine.memory("MemAvailable")
@@ -95,18 +102,31 @@ class Measuring:
             return []
         self.guard.at(str(point))
         self.job.agree(fingerprint(point, names), str(point))
-        reason = point.unmet(self.group.nranks) or self.too_large(point.nbytes)
+        reason = point.unmet(self.group.nranks) or self._unfit_for_gpu(point) or self.too_large(point.nbytes)
         made = self._skipped(point, names, reason) if reason else self._measured(point, names, keep or _forget)
+        if self.gpu is not None:
+            gpus.release()  # what other ranks on this GPU may need
         return [row for row in made if (row.requested or row.algorithm) not in done]
 
     def _skipped(self, point: Point, names: Sequence[str], reason: str) -> list[Row]:
         return self._rows(point, [Contender(name, reason=reason) for name in names])
 
+    def _of_other_transports(self, point: Point, names: Sequence[str]) -> list[Contender]:
+        """Return, as skipped, the contenders that move data in another way than was asked for; not the baseline."""
+        wanted = self.options.transport
+        if self.gpu is None or wanted == "auto":
+            return []
+        problem = point.problem(self.group.nranks)
+        ways = {name: gpus.transport_of(problem, name) for name in names if name != NATIVE}
+        return [Contender(name, reason=f"its transport is {way}") for name, way in ways.items() if way != wanted]
+
     def _measured(self, point: Point, names: Sequence[str], keep: Any) -> list[Row]:
+        others = self._of_other_transports(point, names)
+        names = [name for name in names if name not in {one.label for one in others}]
         try:
             sets, contenders = self._made_ready(point, names)
         except SharedMemoryError as reason:  # which is found out before any buffer is made
-            return self._skipped(point, names, str(reason))
+            return self._skipped(point, [*names, *(one.label for one in others)], str(reason))
         try:
             ready = [one for one in contenders if one.plans]
             for one in contenders if self.group.taking_part else ():
@@ -130,7 +150,7 @@ class Measuring:
         for one in ready:
             costs[one.label]["first_call_us"] = one.first_seconds * 1e6 / point.primitive.legs
         keep(point, samples)
-        return self._rows(point, contenders, samples, costs, load)
+        return self._rows(point, [*contenders, *others], samples, costs, load)
 
     def _made_ready(self, point: Point, names: Sequence[str]) -> tuple[list[Any], list[Contender]]:
         """Return the sets of buffers and the contenders on them; of a rank without a part, those that do nothing."""
@@ -142,7 +162,8 @@ class Measuring:
             return idle, contenders
         sets = self._buffer_sets(point)
         start = group.comm.Barrier if group.words else self.barrier
-        contenders = make_ready(names, group.comm, sets, Arena(), start, self.options.ppn)
+        anywhere = str if group.words else self.job.reason
+        contenders = make_ready(names, group.comm, sets, Arena(), start, self.options.ppn, anywhere)
         if group.words:
             agree(self.job.comm, contenders)
         return sets, contenders
@@ -150,7 +171,7 @@ class Measuring:
     def against_itself(self, point: Point, names: Sequence[str]) -> list[tuple[str, str, Samples, Samples]]:
         """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""
         self.guard.at(str(point))
-        if point.unmet(self.job.nranks) or self.too_large(point.nbytes):
+        if point.unmet(self.job.nranks) or self._unfit_for_gpu(point) or self.too_large(point.nbytes):
             return []
         sets = self._buffer_sets(point)
         twice = [name for name in names for _ in "AB"]
@@ -177,7 +198,7 @@ class Measuring:
         limits = self.limits if max_seconds is None else replace(self.limits, max_seconds=max_seconds)
         taken = sample(
             calls,
-            self.start,
+            self.start if self.gpu is None else self._start_with_idle_gpu,
             self.job,
             limits,
             self.seed,
@@ -206,9 +227,34 @@ class Measuring:
 
     def _buffer_sets(self, point: Point) -> list[Checked]:
         group, problem = self.group, point.problem(self.group.nranks)
+        nsets, on_device = self.options.rotate, self.gpu is not None
         if group.words:
-            return [Checked(problem, group.rank, point.dtype, point.op) for _ in range(self.options.rotate)]
-        return buffer_sets(self.job, problem, point.dtype, point.op, point.memory, self.options.rotate)
+            empty = on_gpu if on_device else ordinary
+            return [Checked(problem, group.rank, point.dtype, point.op, empty, empty) for _ in range(nsets)]
+        sets, lacking = [], ""
+        try:
+            sets = buffer_sets(self.job, problem, point.dtype, point.op, point.memory, nsets, on_device)
+        except SharedMemoryError:
+            raise  # on all ranks
+        except MemoryError as error:
+            lacking = f"{OUT_OF_MEMORY}: {error}"
+        reason = self.job.reason(lacking)
+        if reason:
+            raise SharedMemoryError(reason)
+        return sets
+
+    def _start_with_idle_gpu(self) -> Any:
+        """Begin a sample when this rank's GPU has nothing to do. A call ends when what it put into queues is done."""
+        devices.synchronise()
+        return self.start()
+
+    def _unfit_for_gpu(self, point: Point) -> str | None:
+        """Return why the point cannot be measured on GPUs, or None. All ranks together."""
+        if self.gpu is None:
+            return None
+        reason = gpus.undefined_for(point.dtype, point.memory)
+        reason = reason or gpus.too_large(self.gpu, point.nbytes, self.options.rotate)
+        return self.job.reason(reason or "") or None
 
     def too_large(self, nbytes: int) -> str | None:
         """Return why a vector of `nbytes` does not fit in memory, as rank 0 sees it, or None.
@@ -275,7 +321,9 @@ class Measuring:
         for one, (plan_us, rounds, messages, sent, scratch, footprint) in zip(
             contenders, self.job.most(table), strict=True
         ):
-            cache = machine.cache_of(int(footprint), self.job.local_nranks, self._caches, machine.ncpus())
+            cache = ""  # a GPU's are another matter
+            if self.gpu is None:
+                cache = machine.cache_of(int(footprint), self.job.local_nranks, self._caches, machine.ncpus())
             costs[one.label] = {"plan_us": float(plan_us), "footprint_nbytes": int(footprint), "cache": cache}
             if one.plans[0].layout is not None:
                 costs[one.label] |= {
@@ -313,7 +361,12 @@ class Measuring:
             "load": load,
             "oversubscribed": self.settings["oversubscribed"],
             "governed": self._governed,
+            "shared_gpu": self.shares_gpu,
         }
+        if self.gpu is not None:
+            problem, known = point.problem(self.group.nranks), costs or {}
+            ways = {one.label: {"transport": gpus.transport_of(problem, one.label)} for one in contenders}
+            costs = {label: {**known.get(label, {}), **way} for label, way in ways.items()}
         settings = self.settings if load is None else {**self.settings, "other_load": load}
         return summary.rows(point, contenders, samples or {}, costs or {}, settings, circumstances, self.seed)
 

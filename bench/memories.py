@@ -6,29 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from bench.check import Checked, Empty, buffer_counts, guarded_nbytes, ordinary
+from bench.check import Checked, Empty, buffer_counts, guarded_nbytes, on_gpu, ordinary
 from bench.job import Job
 from collectives import alloc, alloc_common
 from collectives.registry import Problem
 
 
-def buffer_sets(job: Job, problem: Problem, dtype: str, op: str, memory: str, nsets: int = 1) -> list[Checked]:
-    """Return `nsets` sets of this rank's buffers in `memory`, one of `options.MEMORIES`. All ranks call it.
+def buffer_sets(
+    job: Job, problem: Problem, dtype: str, op: str, memory: str, nsets: int = 1, on_device: bool = False
+) -> list[Checked]:
+    """Return `nsets` sets of this rank's buffers in `memory`, one of `options.MEMORIES`, on the GPU if so. All call it.
 
     Raises:
         SharedMemoryError: on all ranks, before any buffer is made: a node has too little shared memory.
 
     """
-    sends: Empty = ordinary
-    receives: Empty = ordinary
+    sends: Empty = on_gpu if on_device else ordinary
+    receives = sends
+    device = "cuda" if on_device else "cpu"
     if memory != "plain":
-        sends = receives = _registered(job)
+        sends = receives = _registered(job, device)
         nsend, nrecv = (guarded_nbytes(count, dtype) for count in buffer_counts(problem, job.rank))
         if memory == "shared":
             receives = _common(job)
             nrecv *= job.local_rank == 0
         # All at once, which is given back at once: there is room for all of them, or for none.
-        alloc(job.comm, nsets * (nsend + nrecv + ROUNDING_NBYTES), np.uint8)
+        alloc(job.comm, nsets * (nsend + nrecv + ROUNDING_NBYTES), np.uint8, device)
     return [Checked(problem, job.rank, dtype, op, sends, receives) for _ in range(nsets)]
 
 
@@ -36,9 +39,9 @@ ROUNDING_NBYTES = 128
 """What two buffers may take more than was asked for, so that each begins a cache line."""
 
 
-def _registered(job: Job) -> Empty:
-    def empty(nbytes: int) -> np.ndarray[Any, Any]:
-        return alloc(job.comm, nbytes, np.uint8)
+def _registered(job: Job, device: str) -> Empty:
+    def empty(nbytes: int) -> Any:
+        return alloc(job.comm, nbytes, np.uint8, device)
 
     return empty
 

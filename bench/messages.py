@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
 
-from bench.check import Empty, Guarded, fill
+from bench.check import MEETINGS, Empty, Guarded, fill
 from bench.contenders import NATIVE, Contender
 
 DIRECT = "direct"
@@ -26,12 +26,14 @@ class CheckedMessage:
         self._input = fill(count, place, dtype, "sum")
         self._expected = None if source is None else fill(count, source, dtype, "sum")
 
-    def reset(self) -> None:
-        """Put the input into the send buffer and poison the receive buffer."""
+    def reset(self, meet: Callable[[], Any]) -> None:
+        """Put the input into the send buffer and poison the receive buffer; `meet` as often as `Checked` does."""
         if self.send is not None:
             self.send.array[:] = self._input
         if self.recv is not None:
             self.recv.poison()
+        for _ in range(MEETINGS):
+            meet()
 
     def wrong(self) -> int:
         """Return how many elements differ from what must be there."""

@@ -30,6 +30,7 @@ DEFAULT = (
 )
 """What is swept unless primitives are named; `all` names every one."""
 DEVICES = ("auto", "cpu", "cuda")
+TRANSPORTS = ("auto", "staged", "window")
 CADENCES = ("isolated", "streaming")
 SYNCS = ("barrier", "deadline")
 MEMORIES = ("plain", "registered", "shared")
@@ -77,6 +78,7 @@ class Options:
     resume: Path | None  # the folder of a run to be completed
     samples: bool  # whether every sample of every rank is written
     device: str
+    transport: str  # how messages between GPUs go
     plots: bool
     quiet: bool
     strategies: StrategyOptions | None  # training steps to replay besides
@@ -137,6 +139,7 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
         resume=None if words.resume is None else Path(words.resume),
         samples=words.samples,
         device=_known([words.device], "--device", "device", DEVICES)[0],
+        transport=_known([words.transport], "--transport", "transport", TRANSPORTS)[0],
         plots=not words.no_plots,
         quiet=words.quiet,
         strategies=strategies,
@@ -144,12 +147,23 @@ def parse(argv: Sequence[str], nranks: int, algorithms: Mapping[str, Collection[
     )
     if splits:
         _check_groups(options, words.root, nranks)
-    if options.resume and words.strategy is not None:
-        raise UsageError("--resume", options.resume, "a replay of strategies cannot be resumed: start it anew")
+    if words.strategy is not None:
+        _check_strategies(options)
     if options.resume and options.output:
         raise UsageError("--output", options.output, "--resume writes to the folder that it names: leave one out")
     geometric(options.min_bytes, options.max_bytes, options.factor)  # raises where they give no sweep
     return options
+
+
+def _check_strategies(options: Options) -> None:
+    """Raise UsageError for what a replay of strategies does not have."""
+    if options.resume:
+        raise UsageError("--resume", options.resume, "a replay of strategies cannot be resumed: start it anew")
+    memory = None if options.memories == ("plain",) else ",".join(options.memories)
+    for option, given in (("--memory", memory), ("--ppn", options.ppn)):
+        if given is not None:
+            remedy = "a replay of strategies has plain memory and nodes as they are: leave it out"
+            raise UsageError(option, given, remedy)
 
 
 def _check_groups(options: Options, root: str, nranks: int) -> None:
@@ -355,6 +369,8 @@ def _parser() -> _Parser:
     )
     valued(what, "--in-place", "CHOICE", "no", "whether input and output share a buffer: no, yes or both")
     valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")
+    ways = "between GPUs: staged through the host, window on peers' memory, or auto for both"
+    valued(what, "--transport", "NAME", "auto", ways)
     memories = "plain arrays, registered ones (collectives.alloc), or shared: registered, one result for all of a node"
     valued(what, "--memory", "NAME,...", "plain", memories)
     what.add_argument(

@@ -34,6 +34,30 @@ class Work:
             self.slice()
 
 
+class Beside:
+    """Calls that are under way beside others, one at a time, as buckets of gradients are."""
+
+    def __init__(self) -> None:
+        self._plan: Any = None
+
+    def begin(self, plan: Any) -> None:
+        """Wait for the one before, and start this one."""
+        self.finish()
+        plan.start()
+        self._plan = plan
+
+    def poll(self) -> None:
+        """Let the one under way go on."""
+        if self._plan is not None:
+            self._plan.test()
+
+    def finish(self) -> None:
+        """Wait for the one under way."""
+        if self._plan is not None:
+            self._plan.wait()
+            self._plan = None
+
+
 class Overlapped:
     """A call that is started, then the work, then the wait for it. polled: the plan is tested after each slice."""
 

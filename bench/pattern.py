@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
+from typing import Literal, TypeAlias
 
 from collectives.registry import Problem, find
 from strategies.mesh import Mesh
 from strategies.traffic import Call, scaled, unrolled
+
+Buckets: TypeAlias = Literal["in turn", "left out", "none", "polled"]
+"""How a whole step makes its calls over data-parallel ranks; "none" and "polled": beside others, polled or not."""
 
 MESSAGE = "sendrecv"
 UNEVEN = ("alltoallv", "allgatherv", "reduce_scatterv")

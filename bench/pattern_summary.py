@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bench.contenders import NATIVE, Contender
-from bench.pattern import MESSAGE, Kind, Part, imbalance, stride_of
+from bench.pattern import MESSAGE, Buckets, Kind, Part, imbalance, stride_of
 from bench.pattern_rows import BEST, WHOLE, PatternRow
 from bench.rows import Status
 from bench.samples import Samples, paired
@@ -60,6 +60,24 @@ class Timed:
 
     label: str
     samples: Mapping[str, Samples]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to replay a whole step: the contender for each kind, and how buckets of gradients are called."""
+
+    label: str
+    chosen: Mapping[Kind, Contender]
+    buckets: Buckets = "in turn"
+
+    def __str__(self) -> str:
+        words = {
+            "in turn": "",
+            "left out": ", without buckets",
+            "none": ", buckets beside",
+            "polled": ", buckets beside",
+        }
+        return self.label + words[self.buckets]
 
 
 def settings_of(training: Training, options: StrategyOptions, shared: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,34 +197,48 @@ def _slowest_group(samples: Samples, groups: Sequence[tuple[int, ...]]) -> int:
 
 
 def whole_rows(
-    ways: Mapping[str, Mapping[Kind, Contender]],
+    ways: Sequence[Way],
     samples: Sequence[Samples],
     alone: Sequence[Alone],
+    buckets: Sequence[Kind],
     settings: Mapping[str, Any],
     seed: int,
 ) -> list[PatternRow]:
-    """Return a row for each way in which the whole step was replayed. `samples` in the order of `ways`."""
-    taken = dict(zip(ways, samples, strict=True))
+    """Return a row for each way in which the whole step was replayed. `samples` in the order of `ways`.
+
+    Of buckets beside other calls, exposed is the time of the step beyond that of one without them.
+    """
+    without = {
+        way.label: float(np.median(taken.slowest)) * 1e6
+        for way, taken in zip(ways, samples, strict=True)
+        if way.buckets == "left out"
+    }
+    ranks = range(len(alone[0].calls))
     made = []
-    nranks = len(alone[0].calls)
-    moved = max(
-        sum(one.calls_of(rank) * one.parts[rank].nbytes for one in alone if rank in one.parts) for rank in range(nranks)
-    )
-    for way, chosen in ways.items():
-        figures = _times(taken[way], taken[NATIVE], seed)
-        sums = [sum(one.calls_of(rank) * one.seconds(chosen[one.kind]) for one in alone) for rank in range(nranks)]
-        wrong = sum(contender.wrong or 0 for contender in chosen.values())
-        checked = all(contender.wrong is not None for contender in chosen.values())
+    for way, taken in zip(ways, samples, strict=True):
+        parts = [one for one in alone if way.buckets != "left out" or one.kind not in buckets]
+        figures = _times(taken, samples[0], seed)
+        wrong = sum(contender.wrong or 0 for contender in way.chosen.values())
+        checked = all(contender.wrong is not None for contender in way.chosen.values())
+        if way.buckets in ("none", "polled"):
+            hidden = [one for one in alone if one.kind in buckets]
+            exposed = figures["time_us_p50"] - without[way.label]
+            figures["exposed_us"] = exposed
+            figures["exposed"] = exposed / (_alone_seconds(hidden, way, ranks) * 1e6)
+            figures["progress"] = way.buckets
         made.append(
             PatternRow(
                 **settings,
                 primitive=WHOLE,
-                algorithm=way,
-                calls=max(sum(one.calls_of(rank) for one in alone) for rank in range(nranks)),
-                nbytes=moved,
+                algorithm=str(way),
+                calls=max(sum(one.calls_of(rank) for one in parts) for rank in ranks),
+                nbytes=max(
+                    sum(one.calls_of(rank) * one.parts[rank].nbytes for one in parts if rank in one.parts)
+                    for rank in ranks
+                ),
                 step_us=figures["time_us_p50"],
-                alone_us=max(sums) * 1e6,
-                best=way == BEST,
+                alone_us=_alone_seconds(parts, way, ranks) * 1e6,
+                best=str(way) == BEST,
                 wrong=wrong if checked else None,
                 status="wrong" if wrong else "ok",
                 reason=f"{wrong} elements differ from what they must be" if wrong else "",
@@ -214,6 +246,11 @@ def whole_rows(
             )
         )
     return made
+
+
+def _alone_seconds(parts: Sequence[Alone], way: Way, ranks: Iterable[int]) -> float:
+    """Return the sum of calls measured alone, of the rank for which it is largest."""
+    return max(sum(one.calls_of(rank) * one.seconds(way.chosen[one.kind]) for one in parts) for rank in ranks)
 
 
 def overlap_rows(alone: Alone, timed: Sequence[Timed], settings: Mapping[str, Any]) -> list[PatternRow]:

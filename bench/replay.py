@@ -19,12 +19,15 @@ from bench.contenders import Contender, agree, labels, make_ready
 from bench.idle import Idle
 from bench.messages import CONTENDERS, CheckedMessage, message_contenders
 from bench.options import Options
-from bench.pattern import MESSAGE, Kind, Part, all_kinds, problem_of, step_of
+from bench.overlap import Beside
+from bench.pattern import MESSAGE, Buckets, Kind, Part, all_kinds, problem_of, step_of
 from collectives import PRIMITIVES, Arena
 from collectives.operations import dtype_of
+from strategies.choice import PLAIN_DATA_AXES
 from strategies.mesh import Mesh
 from strategies.traffic import Call
 
+BACKWARD = "backward"
 SLACK_NBYTES = 512  # for guards and alignment
 
 
@@ -50,11 +53,19 @@ def _first(block: np.ndarray[Any, Any], nbytes: int) -> np.ndarray[Any, Any]:
 class Replay:
     """One rank's step on a mesh. Made, used and freed by all ranks of `comm` alike; `free` comes before the mesh's.
 
-    traffic: the calls of this rank. scale: what messages are multiplied with. dtype: of the elements that are moved.
+    traffic: the calls of this rank. scale: what messages are multiplied with. overlap: whether buckets of gradients may
+    be under way beside other calls, for which they have buffers of their own.
     """
 
     def __init__(
-        self, comm: Any, mesh: Mesh, traffic: Iterable[Call], scale: Fraction, options: Options, nnodes: int
+        self,
+        comm: Any,
+        mesh: Mesh,
+        traffic: Iterable[Call],
+        scale: Fraction,
+        options: Options,
+        nnodes: int,
+        overlap: bool = False,
     ) -> None:
         self.comm, self.mesh, self._options, self._nnodes = comm, mesh, options, nnodes
         self.rank = comm.Get_rank()
@@ -70,9 +81,10 @@ class Replay:
         self._why: dict[Kind, dict[str, list[str]]] = {}
         for kind, phase, words in dict.fromkeys(chain.from_iterable(comm.allgather(self.step.uses))):
             self._why.setdefault(kind, {}).setdefault(phase, []).append(words)
-        self._arena = Arena()
+        self.buckets = [kind for kind in self.kinds if overlap and self._is_bucket(kind)]
+        self._arenas = {beside: Arena() for beside in (False, True)}
+        self._pools: dict[bool, Pool] = {}
         self._made: list[Contender] = []
-        self._pool: Pool | None = None
 
     @property
     def largest_nbytes(self) -> int:
@@ -88,7 +100,13 @@ class Replay:
 
     def fill_pool(self, seed: int) -> None:
         """Make the buffers, large enough for every call."""
-        self._pool = Pool(self.largest_nbytes + self._itemsize, self._options.rotate, seed)
+        for beside in (False, *([True] if self.buckets else [])):
+            self._pools[beside] = Pool(self.largest_nbytes + self._itemsize, self._options.rotate, seed)
+
+    def _is_bucket(self, kind: Kind) -> bool:
+        """Whether calls of a kind sum gradients over data-parallel ranks while the backward pass goes on."""
+        over_data = set(kind.axis.split("-")) & set(PLAIN_DATA_AXES)
+        return bool(over_data) and kind.primitive in ("allreduce", "reduce_scatter") and self.phases(kind) == [BACKWARD]
 
     def groups(self, kind: Kind) -> list[tuple[int, ...]]:
         """List the groups that make calls of a kind, by their first rank."""
@@ -110,9 +128,8 @@ class Replay:
 
     def sets(self, kind: Kind) -> Sequence[Any]:
         """Return the buffers of this rank for a kind, one for each set of the pool, with what is right in them."""
-        assert self._pool is not None
         part = self.step.parts.get(kind)
-        empties = self._pool.empties()
+        empties = self._pools[kind in self.buckets].empties()
         if part is None:
             return [Idle(self.dtype) for _ in empties]
         place = part.group.index(self.rank)
@@ -133,18 +150,28 @@ class Replay:
             tag, nsends = self.kinds.index(kind), max(1, self.step.times(kind))
             contenders = message_contenders(group, tag, part.send_to, part.receive_from, nsends, sets)
         else:
-            contenders = make_ready(names, group, sets, self._arena, group.Barrier)
+            contenders = make_ready(names, group, sets, self._arenas[kind in self.buckets], group.Barrier)
         agree(self.comm, contenders)
         self._made += contenders
         return contenders
 
-    def whole(self, chosen: Mapping[Kind, Contender]) -> Callable[[], None]:
-        """Return a call that makes all calls of the step in order, each kind through the contender chosen for it."""
+    def whole(self, chosen: Mapping[Kind, Contender], buckets: Buckets = "in turn") -> Callable[[], None]:
+        """Return a call that makes all calls of the step in order, each kind through the contender chosen for it.
+
+        buckets: whether buckets of gradients are called in turn, left out, or under way beside the other calls, polled
+        after each of them or not.
+        """
         calls: list[Callable[[], Any]] = []
         messages: dict[int, Any] = {}
+        beside = Beside()
         for number, (kind, call) in enumerate(self.step.calls):
             plans = chosen[kind].plans
             plan = plans[number % len(plans)]
+            if kind in self.buckets and buckets != "in turn":
+                calls += [] if buckets == "left out" else [partial(beside.begin, plan)]
+                continue
+            if buckets == "polled":
+                calls.append(beside.poll)
             if kind.primitive != MESSAGE:
                 calls.append(plan)
                 continue
@@ -154,6 +181,8 @@ class Replay:
             else:
                 calls.append(plan.send if call.receive_from is None else plan.shift)
         calls += [plan.finish for plan in messages.values()]
+        if buckets in ("none", "polled"):
+            calls.append(beside.finish)
 
         def replay() -> None:
             for call in calls:

@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 
 from bench.cautions import FEW, WIDE, sentences
+from bench.pattern_plots import draw_patterns
+from bench.pattern_rows import STRATEGIES_FILE, read_patterns
 from bench.plots import LIBRARY, draw
 from bench.regret import Best, cells, guesses, same_algorithm
 from bench.rows import ROWS_FILE, RUN_FILE, RowsError, is_forced, read_rows, read_run
@@ -20,6 +22,7 @@ from bench.twins import flags
 from bench.usage import UsageError
 
 REPORT_FILE = "report.md"
+STEPS = "Training steps"
 RESULTS_FOLDER = Path("results")
 NEWEST = "newest"
 
@@ -68,7 +71,7 @@ def newest(results: Path) -> Path:
 def redraw(folder: Path) -> Path:
     """Draw the pictures of the run in `folder`; return where they are. Raises as `write` does."""
     rows, _ = _rows(folder)
-    draw(rows, folder)
+    _drawn(rows, folder)
     return folder / "plots"
 
 
@@ -84,7 +87,7 @@ def write(folder: Path) -> Path:
     except FileNotFoundError:
         facts = {}
         notices.append(f"{folder / RUN_FILE}: missing, so this report knows nothing of the machine")
-    pictures = {name: [path.relative_to(folder) for path in paths] for name, paths in draw(rows, folder).items()}
+    pictures = {name: [path.relative_to(folder) for path in paths] for name, paths in _drawn(rows, folder).items()}
     report = folder / REPORT_FILE
     report.write_text(markdown(folder.resolve().name, rows, facts, pictures, notices), encoding="utf-8")
     return report
@@ -95,9 +98,18 @@ def _rows(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     if not files:
         raise UsageError("DIR", folder, f"has no {ROWS_FILE}: name the folder of a run")
     rows, notices = read_rows(*files)
+    if not rows and (folder / STRATEGIES_FILE).exists():
+        return [], []  # only training steps were measured
     if not rows:
         raise UsageError("DIR", folder, "; ".join(notices))
     return rows, notices
+
+
+def _drawn(rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, list[Path]]:
+    pictures = draw(rows, folder) if rows else {}
+    if (folder / STRATEGIES_FILE).exists():
+        pictures[STEPS] = draw_patterns(read_patterns(folder / STRATEGIES_FILE).rows, folder)
+    return pictures
 
 
 def markdown(
@@ -121,6 +133,8 @@ def markdown(
     if not best.empty:
         parts += ["## Best hand-written algorithm against the MPI library", RATIO, _summary(best)]
     parts += _shown("all primitives", pictures.get("", ()))
+    if pictures.get(STEPS):
+        parts += [f"## {STEPS}", *_shown(STEPS, pictures[STEPS])]
     for sweep, part in sweeps(table):
         own = [path for path in pictures.get(sweep, ()) if path.stem.endswith(f"_{LIBRARY.name}")]
         parts += [f"## {sweep}", *_shown(sweep, [path for path in pictures.get(sweep, ()) if path not in own])]

@@ -19,7 +19,8 @@ SCHEMA = 3
 # History of the schema. Columns keep their names and their order; new ones are appended.
 # 1: the first, up to `reason`.
 # 2: how samples were taken (`cadence` to `cache`), the first call, intervals, skew, stragglers, verdict, cautions.
-# 3: nodes (`between_nbytes_max`, `ppn`), the library's own algorithms (`requested` to `native_guess`).
+# 3: nodes (`between_nbytes_max`, `ppn`), GPUs (`ranks_per_gpu`), the library's own algorithms (`requested` to
+# `native_guess`).
 
 ROWS_FILE = "rows.csv"
 RUN_FILE = "run.json"
@@ -99,6 +100,7 @@ class Row:
     cautions: str = ""  # reasons not to take the times at face value, see bench.cautions
     between_nbytes_max: int | None = None  # sent to other nodes by the node that sends most; nodes as `ppn` says
     ppn: int | None = None  # ranks on a node, the most; fewer than nranks / nnodes where nodes were pretended
+    ranks_per_gpu: int | None = None  # on the GPU that most of them share; blank for buffers on the host
     requested: str = ""  # of the library's own algorithms, where `algorithm` is what it ran
     proved: bool | None = None  # that it ran, by more than a variable's value; blank where nothing was requested
     evidence: str = ""  # that it ran, or why there is none; of native, for the guess

@@ -18,7 +18,7 @@ from bench.measure import Measuring
 from bench.overlap import Overlapped, Work
 from bench.pattern import Kind
 from bench.pattern_rows import BEST, PatternRow
-from bench.pattern_summary import Alone, Timed, alone_rows, overlap_rows, settings_of, skipped_row, whole_rows
+from bench.pattern_summary import Alone, Timed, Way, alone_rows, overlap_rows, settings_of, skipped_row, whole_rows
 from bench.points import fingerprint
 from bench.replay import Replay
 from bench.strategy_options import StrategyOptions, Training
@@ -35,7 +35,9 @@ def rows(measuring: Measuring, options: StrategyOptions, trainings: Sequence[Tra
             continue
         mesh = training.mesh
         traffic = STRATEGIES[training.strategy].traffic(training.job, mesh, measuring.job.rank)
-        replay = Replay(measuring.job.comm, mesh, traffic, options.scale, contenders, measuring.job.nnodes)
+        replay = Replay(
+            measuring.job.comm, mesh, traffic, options.scale, contenders, measuring.job.nnodes, options.overlap
+        )
         try:
             reason = "" if replay.kinds else "makes no call on this mesh"
             reason = reason or measuring.too_large(replay.largest_nbytes) or ""
@@ -112,18 +114,19 @@ def _whole(
     max_seconds: float | None,
 ) -> Sequence[PatternRow]:
     """Replay the whole step in each way; and check once more that all calls still give what they must."""
-    ways: dict[str, dict[Kind, Contender]] = {NATIVE: _way(alone, NATIVE)}
-    for algorithm in measuring.options.algorithms:
-        if any(one.find(algorithm) for one in alone):
-            ways[f"{algorithm}, else native"] = _way(alone, algorithm)
-    ways[BEST] = {one.kind: one.best for one in alone if one.best is not None}
-    replays = [Contender(way, [replay.whole(chosen)]) for way, chosen in ways.items()]
+    named = [word for word in measuring.options.algorithms if any(one.find(word) for one in alone)]
+    ways = [Way(NATIVE, _way(alone, NATIVE)), *(Way(f"{word}, else native", _way(alone, word)) for word in named)]
+    ways.append(Way(BEST, {one.kind: one.best for one in alone if one.best is not None}))
+    if replay.buckets:
+        both = (ways[0], ways[-1])
+        ways += [replace(way, buckets=how) for way in both for how in ("left out", "none", "polled")]
+    replays = [Contender(str(way), [replay.whole(way.chosen, way.buckets)]) for way in ways]
     measuring.first_calls(replays, [_Unchecked()])
     samples = measuring.sample(replays, max_seconds=max_seconds)
     for one in alone:
-        used = list({id(chosen[one.kind]): chosen[one.kind] for chosen in ways.values()}.values())
+        used = list({id(way.chosen[one.kind]): way.chosen[one.kind] for way in ways}.values())
         measuring.check(used, replay.sets(one.kind))
-    return _on_leader(measuring, partial(whole_rows, ways, samples, alone, settings, measuring.seed))
+    return _on_leader(measuring, partial(whole_rows, ways, samples, alone, replay.buckets, settings, measuring.seed))
 
 
 def _way(alone: Sequence[Alone], algorithm: str) -> dict[Kind, Contender]:

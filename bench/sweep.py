@@ -11,6 +11,7 @@ import gc
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
     import numpy as np
     from mpi4py import MPI
 
-    from bench import machine
+    from bench import gpus, machine
     from bench.contenders import NATIVE_FORMS, labels, nodes_seen
     from bench.doctor import look
     from bench.groups import Group, groups
@@ -70,7 +71,13 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
 
             print(table(primitives=[PRIMITIVES[name] for name in options.primitives]), flush=True)
         return 0
-    check_device(options.device)
+    gpu = gpus.choose(job, options.device)
+    gpus.check_transport(options.transport, gpu)
+    options = replace(options, device="cpu" if gpu is None else "cuda")
+    if gpu is not None and options.strategies is not None:
+        if job.leads and not options.quiet:
+            print("note: strategies are replayed on buffers of the host only: left out", file=sys.stderr, flush=True)
+        options = replace(options, strategies=None)
     check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
     if own.refusal and job.leads:
         print(f"note: only the library's default, native, is measured: {own.refusal}", file=sys.stderr, flush=True)
@@ -93,7 +100,7 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
                 print(f"note: {host}: {one}", file=sys.stderr, flush=True)
     statuses = before.statuses
     gc.freeze()  # what was loaded so far is never garbage, so collecting before each point need not look at it
-    measuring = Measuring(job, launch, options, folder.name, SEED)
+    measuring = Measuring(job, launch, options, folder.name, SEED, gpu)
     known_facts = {"made_with": wanted, **facts(job, launch, measuring, built)}
     known_facts["preflight"] = {host: told(about) for host, about in found.items()}
     if before.facts:
@@ -127,12 +134,6 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def check_device(device: str) -> None:
-    """Raise UsageError where the device that was asked for cannot be used."""
-    if device == "cuda":
-        raise UsageError("--device", device, "device buffers are not supported yet: use cpu", "cannot use")
-
-
 def check_sync(sync: str, oversubscribed: bool) -> None:
     """Raise UsageError where ranks cannot all be running at an agreed instant."""
     if sync == "deadline" and oversubscribed:
@@ -152,13 +153,15 @@ def facts(job: Job, launch: Launch, measuring: Measuring, built: Built) -> dict[
     """Return what holds for the whole run, for run.json; all ranks tell where they are."""
     import numpy as np
 
-    from bench import machine
+    from bench import gpus, machine
     from bench.overhead import overhead
 
     costs = overhead(job, measuring.start, built)
     measuring.empty_seconds = costs["empty_call_us"] / 1e6
     ranks = job.comm.gather(machine.rank_facts(), 0)
     hosts = job.comm.gather(machine.host_facts() if job.local_rank == 0 else None, 0)
+    gpu = measuring.gpu
+    found = job.comm.gather(None if gpu is None else gpus.facts(gpu), 0)
     return {
         "started": now(),
         "nranks": job.nranks,
@@ -171,6 +174,7 @@ def facts(job: Job, launch: Launch, measuring: Measuring, built: Built) -> dict[
         "set_by_collbench": dict(launch.set_here),
         "hosts": [host for host in hosts or [] if host],
         "ranks": ranks,
+        "gpus": None if gpu is None else found,
         "software": machine.software_facts(),
         **machine.run_facts(),
     }

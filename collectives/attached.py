@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
+from collectives.ipc import GpuMemory
 from collectives.shared import SharedMemory
 from collectives.transports.message import WINDOW
 
@@ -44,6 +45,7 @@ class Attached:
     unfinished: list[tuple[list[MPI.Request], Any]] = field(default_factory=list)  # sends, and the buffers they need
     forcing: Freed | None = None  # see collectives.forcing
     window: SharedMemory | None = None
+    gpu_window: GpuMemory | None = None
 
     @property
     def shared(self) -> SharedMemory:
@@ -51,6 +53,13 @@ class Attached:
         if self.window is None:
             self.window = SharedMemory(self.comm)
         return self.window
+
+    @property
+    def gpu(self) -> GpuMemory:
+        """What of their GPUs' memory its ranks on one node share."""
+        if self.gpu_window is None:
+            self.gpu_window = GpuMemory(self.shared)
+        return self.gpu_window
 
     def next_first_tag(self) -> int:
         """Return the first tag of the next plan. Plans are made by all ranks in the same order, so all agree."""
@@ -105,6 +114,8 @@ def _keyval() -> int:
             for requests, _ in attached.unfinished:
                 for request in requests:
                     request.Free()
+            if attached.gpu_window is not None:
+                attached.gpu_window.free()
             if attached.window is not None:  # only now that nothing is under way from memory in it
                 attached.window.free()
             attached.comm.Free()

@@ -22,6 +22,16 @@ class Bound:
     recv: Any
     dtype: Any
 
+    @property
+    def some(self) -> Any:
+        """One of the arrays, None where the rank has none."""
+        return self.recv if self.send is None else self.send
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays lie on a GPU."""
+        return buffers.is_device(self.some)
+
 
 def _is_in_place(array: Any) -> bool:
     return array is MPI.IN_PLACE
@@ -106,6 +116,11 @@ def _check(bound: Bound) -> None:
                 f"{primitive.name}: the {what} buffer of rank {rank} has {len(array)} elements; {needed} are needed"
             )
     if bound.send is not None and bound.recv is not None:
+        if buffers.is_device(bound.send) != buffers.is_device(bound.recv):
+            raise ValueError(
+                f"{primitive.name}: one of send and receive buffer lies on the GPU and the other does not; "
+                "pass two CuPy arrays, or two NumPy arrays"
+            )
         if bound.send.dtype != bound.recv.dtype:
             raise ValueError(
                 f"{primitive.name}: send buffer of {bound.send.dtype} and receive buffer of {bound.recv.dtype}; "

@@ -10,21 +10,27 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives import buffers
+from collectives import buffers, devices
 from collectives.attached import Attached, CallablePlan, already_attached_to, attached_to
 from collectives.bind import Bound, bind
 from collectives.choices import is_forced
 from collectives.debug import check_disjoint, debugging, guarded_plan, watched
 from collectives.forcing import ForcedPlan
-from collectives.layout import Options, Unshareable, lay_out
+from collectives.ipc import Unreachable
+from collectives.layout import Layout, Options, Unshareable, lay_out
 from collectives.native import NATIVE, NativePlan
 from collectives.operations import HALF, Operation, find_operation
 from collectives.plan import HandPlan, NotApplicable, Plan
 from collectives.regions import RECV, SEND
 from collectives.registry import Algorithm, Nodes, Primitive, nodes_of
-from collectives.shared import Place
+from collectives.staging import stage
+from collectives.transports.gpu_window import GpuWindowTransport
+from collectives.transports.staged import Streams
 from collectives.transports.window import WindowTransport
 from collectives.work import WorkPlan
+
+OVERLAP_FROM_NBYTES = 256 << 10
+"""From which length of its messages a plan on a GPU gives copies streams of their own. To be tuned on a GPU."""
 
 CALLS_KEPT = 16
 """How many plans of one-shot calls a communicator keeps; each keeps its buffers alive."""
@@ -75,15 +81,25 @@ def make(
         unmet = _unmet_in_common(bound, already_attached_to(comm), str(algorithm), False)
         if unmet:
             raise NotApplicable(unmet)
-    if algorithm in NATIVE:
-        return NativePlan(comm, bound, operation, algorithm == "native_persistent")
-    if is_forced(algorithm):
-        return ForcedPlan(comm, bound, operation, str(algorithm))
+        return _make_native(comm, bound, operation, str(algorithm))
     attached = attached_to(comm)
     chosen = primitive.find(algorithm)
     if ppn is not None:
         nodes = nodes_of(bound.problem.nranks, ppn)
     return _make_by_hand(attached, bound, chosen, operation, attached.next_first_tag, scratch, synchronous, nodes)
+
+
+def _make_native(comm: MPI.Intracomm, bound: Bound, operation: Operation, algorithm: str) -> Plan:
+    """Return the library's own call, on pinned memory of the host with copies around it for buffers on a GPU."""
+
+    def own(bound: Bound) -> Plan:
+        if is_forced(algorithm):
+            return ForcedPlan(comm, bound, operation, algorithm)
+        return NativePlan(comm, bound, operation, algorithm == "native_persistent")
+
+    if not bound.on_device:
+        return own(bound)
+    return WorkPlan(bound, lambda array: devices.pinned(array.shape, array.dtype), own)
 
 
 def _bound(
@@ -129,11 +145,12 @@ def _make_by_hand(
 
     def bare(bound: Bound, arena: buffers.Arena | None) -> Plan:
         unit = buffers.unit(bound.dtype, operation.width)
-        options = Options.of(algorithm, unit.itemsize, message_cap())
+        options = Options.of(algorithm, unit.itemsize, message_cap(), bound.on_device)
         shares_memory = algorithm.shares_memory(bound.problem)
-        own: dict[str, Place] = {}
+        own: dict[str, Any] = {}
+        on_device = bound.on_device
         if shares_memory:
-            bound, options, own = _registered(bound, attached, options)
+            bound, options, own, on_device = _registered(bound, attached, options)
         unshareable = ""
         try:
             layout = lay_out(bound.problem, algorithm, bound.rank, options)
@@ -143,15 +160,17 @@ def _make_by_hand(
             unshareable = max(attached.comm.allgather(unshareable))
         if unshareable:
             raise NotApplicable(unshareable)
-        window = None
+        window = streams = None
         if shares_memory:
-            slots_nbytes = layout.shared_count * unit.itemsize
-            window = WindowTransport(attached.comm, attached.shared, layout.groups, own, slots_nbytes, algorithm.staged)
+            window = _window(attached, layout, own, unit.itemsize, algorithm.staged, on_device)
+        elif on_device:
+            overlapped = layout.longest_message * unit.itemsize >= OVERLAP_FROM_NBYTES
+            layout, streams = stage(layout, overlapped), Streams(overlapped)
         watch = None
         if debugging():
             check_disjoint(layout)
             watch = watched(bound, layout, algorithm.label)
-        return HandPlan(attached, bound, layout, operation, tag, arena, synchronous, watch, window)
+        return HandPlan(attached, bound, layout, operation, tag, arena, synchronous, watch, window, streams)
 
     def perhaps_guarded(bound: Bound) -> Plan:
         return guarded_plan(bound, bare) if debugging() else bare(bound, scratch)
@@ -159,7 +178,7 @@ def _make_by_hand(
     accumulate = algorithm.how.get("accumulate")
     if accumulate is None:
         return perhaps_guarded(bound)
-    return WorkPlan(bound, lambda array: np.empty(array.shape, str(accumulate)), perhaps_guarded)
+    return WorkPlan(bound, lambda array: buffers.empty(array.shape, str(accumulate), array), perhaps_guarded)
 
 
 def _with_nodes(bound: Bound, attached: Attached, nodes: Nodes | None) -> Bound:
@@ -171,16 +190,30 @@ def _with_nodes(bound: Bound, attached: Attached, nodes: Nodes | None) -> Bound:
 def _unmet_sharing(bound: Bound, attached: Attached, algorithm: Algorithm) -> str | None:
     """Return why ranks that are taken to be on one node cannot share memory, None if they can, or need not."""
     if algorithm.shares_memory(bound.problem):
+        if bound.on_device and len(bound.problem.groups) > 1:
+            return f"{algorithm.label} sends between nodes what lies in shared memory, which GPUs cannot yet"
         for node in bound.problem.groups:
             if not any(set(node) <= set(real) for real in attached.shared.nodes):
                 return f"{algorithm.label} shares memory inside nodes, and ranks {list(node)} are not on one"
     return None
 
 
+def _window(
+    attached: Attached, layout: Layout, own: dict[str, Any], itemsize: int, staged: bool, on_device: bool
+) -> WindowTransport | GpuWindowTransport:
+    comm, shared, slots_nbytes = attached.comm, attached.shared, layout.shared_count * itemsize
+    if not on_device:
+        return WindowTransport(comm, shared, layout.groups, own, slots_nbytes, staged)
+    try:
+        return GpuWindowTransport(comm, shared, attached.gpu, layout.groups, own, slots_nbytes, staged)
+    except Unreachable as reason:
+        raise NotApplicable(str(reason)) from reason
+
+
 def _unmet_in_common(bound: Bound, attached: Attached | None, label: str, shares_memory: bool) -> str | None:
     """Return why there cannot be one result for all ranks of a node, None if there can, or if none is asked for."""
     memory = None if attached is None else attached.window
-    if memory is None or bound.recv is None or not memory.in_common(bound.recv):
+    if memory is None or bound.recv is None or bound.on_device or not memory.in_common(bound.recv):
         return None
     if not shares_memory:
         return f"{label} writes every rank's result apart, and this receive buffer is one for all ranks of a node"
@@ -189,15 +222,18 @@ def _unmet_in_common(bound: Bound, attached: Attached | None, label: str, shares
     return None
 
 
-def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bound, Options, dict[str, Place]]:
+def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bound, Options, dict[str, Any], bool]:
     """Find out, with all ranks of the node, which buffers lie in shared memory, and where the own ones do.
 
-    A buffer counts as shared if that of every rank is. Only the root may know that a call is in place.
+    A buffer counts as shared if that of every rank is. Only the root may know that a call is in place, and a rank
+    without buffers does not know that those of others lie on GPUs, which is the last that is returned.
     """
     shared = attached.shared
+    find = attached.gpu.find if bound.on_device else shared.find
     arrays = {SEND: bound.send, RECV: bound.recv}
-    own = {name: shared.find(array) for name, array in arrays.items() if array is not None and array.size}
-    everyone = shared.node.allgather((bound.problem.in_place, own))
+    own: dict[str, Any] = {name: find(array) for name, array in arrays.items() if array is not None and array.size}
+    told = shared.node.allgather((bound.problem.in_place, own, bound.on_device))
+    everyone = [(in_place, places) for in_place, places, _ in told]
     registered = frozenset(
         name for name in (SEND, RECV) if all(places[name] is not None for _, places in everyone if name in places)
     )
@@ -208,7 +244,8 @@ def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bou
         raise NotApplicable(f"{bound.problem.primitive.name}: one receive buffer for all ranks cannot be in place")
     found = {name: place for name, place in own.items() if place is not None}
     bound = replace(bound, problem=replace(bound.problem, in_place=in_place))
-    return bound, replace(options, shared=registered, common=common), found
+    on_device = any(one for *_, one in told)
+    return bound, replace(options, shared=registered, common=common), found, on_device
 
 
 def _unmet_accumulation(bound: Bound, algorithm: Algorithm, operation: Operation) -> str | None:
@@ -263,8 +300,8 @@ def call(
     alike = (primitive.name, chosen.label, bound.problem.count, bound.problem.counts, operation, root)
     if alike not in attached.first_tags:
         attached.first_tags[alike] = attached.next_first_tag()
-    here = tuple(None if one is None else (one.ctypes.data, one.size) for one in (bound.send, bound.recv))
-    key = (alike, bound.problem.in_place, str(bound.dtype), here)
+    here = tuple(None if one is None else (buffers.address(one), one.size) for one in (bound.send, bound.recv))
+    key = (alike, bound.problem.in_place, str(bound.dtype), bound.on_device, here)
     plan: CallablePlan | None = attached.calls.get(key)
     if chosen.shares_memory(bound.problem) and not _made_together(attached, plan) and plan is not None:
         attached.calls.pop(key).free()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives import buffers
 from collectives.bind import Bound
 from collectives.buffers import Arena
 from collectives.layout import Layout
@@ -59,7 +60,8 @@ class Guards:
 
     def array(self, like: Any, what: str = "buffer") -> Any:
         """Return an array like `like`, guarded."""
-        block = np.full(like.nbytes + 2 * GUARD_NBYTES, GUARD, np.uint8)
+        block = buffers.empty(like.nbytes + 2 * GUARD_NBYTES, np.uint8, like)
+        block.fill(GUARD)
         self._guards.append((what, block))
         return block[GUARD_NBYTES : GUARD_NBYTES + like.nbytes].view(like.dtype).reshape(like.shape)
 
@@ -67,7 +69,7 @@ class Guards:
         """Raise Overwritten if a guard is broken."""
         for what, block in self._guards:
             for side, guard in (("before", block[:GUARD_NBYTES]), ("behind", block[-GUARD_NBYTES:])):
-                if (guard != GUARD).any():
+                if (buffers.to_host(guard) != GUARD).any():
                     raise Overwritten(
                         f"bytes {side} a {what} of {len(block) - 2 * GUARD_NBYTES} bytes were overwritten"
                     )
@@ -80,9 +82,9 @@ class GuardedArena(Arena):
         super().__init__()
         self._guards = guards
 
-    def take(self, count: int, unit: Any) -> Any:
+    def take(self, count: int, unit: Any, like: Any = None) -> Any:
         """Return guarded memory, never shared."""
-        return self._guards.array(super().take(count, unit), "scratch")
+        return self._guards.array(super().take(count, unit, like), "scratch")
 
 
 def watched(bound: Bound, layout: Layout, label: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.layout import Layout
 from collectives.program import Fold, Move, Start, Sync, Wait
-from collectives.regions import RECV, SCRATCH, SEND, SHARED, Region
+from collectives.regions import HOST, RECV, SCRATCH, SEND, SHARED, Region
 
 
 class Deadlock(AssertionError):
@@ -49,7 +49,8 @@ class _Interpreter:
             dtype = some.dtype if some is not None else np.dtype(np.uint8)
             scratch = np.full(layout.scratch_count, 113, dtype)
             slots = np.full(layout.shared_count, 113, dtype)
-            self.arrays.append({SEND: one, RECV: other, SCRATCH: scratch, SHARED: slots})
+            host = np.full(layout.host_count, 113, dtype)
+            self.arrays.append({SEND: one, RECV: other, SCRATCH: scratch, SHARED: slots, HOST: host})
         self.arrivals: dict[tuple[int, ...], list[int]] = {}
         self.meeting = [False] * len(layouts)
         self.started: list[set[int]] = [set() for _ in layouts]

@@ -61,6 +61,8 @@ LOOKAHEAD = 8
 
 
 PIECE_NBYTES = 256 << 10
+STAGED_NBYTES = 1 << 20
+"""The longest message that goes through the host, so that its copies overlap with it. To be tuned on a GPU."""
 PACK_FROM_NBYTES = 64 << 10
 LANDING_NBYTES = 64 << 10
 SMALL_NBYTES = 4 << 10
@@ -96,15 +98,21 @@ class Options:
     common: bool = False
 
     @classmethod
-    def of(cls, algorithm: Algorithm, itemsize: int, cap_nbytes: int) -> Options:
-        """Return what `algorithm` is told, for elements of `itemsize` bytes and messages of at most `cap_nbytes`."""
+    def of(cls, algorithm: Algorithm, itemsize: int, cap_nbytes: int, through_host: bool = False) -> Options:
+        """Return what `algorithm` is told, for elements of `itemsize` bytes and messages of at most `cap_nbytes`.
+
+        `through_host`: whether buffers lie on a GPU and messages go through the host.
+        """
         how = algorithm.how
+        piece_nbytes = int(how.get("piece", STAGED_NBYTES if through_host else PIECE_NBYTES))
+        if through_host:
+            cap_nbytes = min(cap_nbytes, max(piece_nbytes, STAGED_NBYTES))
 
         def elements(nbytes: int) -> int:
             return max(1, nbytes // itemsize)
 
         return cls(
-            piece=elements(int(how.get("piece", PIECE_NBYTES))),
+            piece=elements(piece_nbytes),
             cap=elements(cap_nbytes),
             cuts=int(how.get("cuts", cls.cuts)),
             pack_from=elements(int(how.get("pack_from", PACK_FROM_NBYTES))),
@@ -117,7 +125,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Layout:
-    """What one rank does: its transfers, its program, and the elements of scratch, own and shared, that it needs."""
+    """What one rank does: its transfers, its program, and the elements of scratch that it needs.
+
+    `shared_count` is what of it others access, `host_count` what lies on the host if buffers are on a GPU.
+    """
 
     problem: Problem
     rank: int
@@ -127,6 +138,7 @@ class Layout:
     nrounds: int
     shared_count: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
+    host_count: int = 0
 
     @property
     def sent_count(self) -> int:
@@ -137,6 +149,11 @@ class Layout:
         """Return the elements that this rank sends to others than `ranks`."""
         beyond = [one for one in self.transfers if one.outgoing and one.peer not in ranks]
         return sum(region.stop - region.start for one in beyond for region in one.regions)
+
+    @property
+    def longest_message(self) -> int:
+        """The elements of the longest message that this rank sends or receives."""
+        return max((sum(stop - start for _, start, stop in one.regions) for one in self.transfers), default=0)
 
     @property
     def nmessages(self) -> int:

@@ -17,9 +17,11 @@ from collectives.attached import Attached
 from collectives.bind import Bound
 from collectives.layout import Layout
 from collectives.operations import Operation
-from collectives.program import Move, Start, Sync, Wait
-from collectives.regions import RECV, SCRATCH, SEND, SHARED, Region
+from collectives.program import After, Fold, Mark, Move, Settle, Start, Sync, Wait
+from collectives.regions import HOST, RECV, SCRATCH, SEND, SHARED, Region
+from collectives.transports.gpu_window import GpuWindowTransport
 from collectives.transports.message import MessageTransport
+from collectives.transports.staged import Streams
 from collectives.transports.window import WindowTransport
 
 
@@ -72,7 +74,8 @@ class HandPlan(Plan):
     """A hand-written algorithm, bound: a flat list of ready calls, waits among them.
 
     `watch` is told the number of each transfer just before it is started. `window` is the memory of peers, where that
-    is accessed; if it is staged, the calls for even and for odd times alternate.
+    is accessed; if it is staged, the calls for even and for odd times alternate. `streams` are those of a GPU, where a
+    layout is staged through the host.
     """
 
     def __init__(
@@ -85,7 +88,8 @@ class HandPlan(Plan):
         scratch: buffers.Arena | None = None,
         synchronous: bool = False,
         watch: Callable[[int], None] | None = None,
-        window: WindowTransport | None = None,
+        window: WindowTransport | GpuWindowTransport | None = None,
+        streams: Streams | None = None,
     ) -> None:
         if bound.dtype is None and layout.scratch_count:
             raise ValueError(
@@ -93,42 +97,44 @@ class HandPlan(Plan):
             )
         unit = buffers.unit(bound.dtype, operation.width)
         self.layout = layout
-        self.scratch_nbytes = layout.scratch_count * unit.itemsize
+        self.scratch_nbytes = (layout.scratch_count + layout.host_count) * unit.itemsize
         self._attached = attached
         self._watch = watch
-        scratch_array = (scratch or buffers.Arena()).take(layout.scratch_count, unit)
+        scratch_array = (scratch or buffers.Arena()).take(layout.scratch_count, unit, bound.some)
         self._arrays = {SEND: bound.send, RECV: bound.recv, SCRATCH: scratch_array}
         if window is not None:
             self._arrays[SHARED] = window.slots(layout.rank, layout.shared_count, unit, 0)
+        if streams is not None:
+            self._arrays[HOST] = buffers.pinned(layout.host_count, unit)
         self._transport = MessageTransport(attached.comm, layout.transfers, self._arrays, first_tag, synchronous)
-        self._window, self._unit = window, unit
+        self._window, self._unit, self._streams = window, unit, streams
+        combine = buffers.function_of(operation.combine, bound.some)
         self._parity = 0
         self._other_steps: list[list[Callable[[], Any]]] = []
         if window is not None and window.staged:
-            self._other_steps = [*self._bind(operation, 1), [self._turn]]
-            self._steps = [*self._bind(operation, 0), [self._turn]]
+            self._other_steps = [*self._bind(combine, 1), [self._turn]]
+            self._steps = [*self._bind(combine, 0), [self._turn]]
         else:
-            self._steps = self._bind(operation, 0)
+            self._steps = self._bind(combine, 0)
         self._calls = [call for calls in self._steps for call in calls]
         self._other_calls = [call for calls in self._other_steps for call in calls]
         self._tests: dict[int, Callable[[], bool]] = {
-            index: self._window.meeting(one.group).test  # type: ignore[union-attr]
-            if isinstance(one, Sync)
-            else self._transport.test(one.transfers)
-            for index, one in enumerate(layout.program)
-            if isinstance(one, (Sync, Wait))
+            index: self._test(one) for index, one in enumerate(layout.program) if isinstance(one, (Sync, Wait, Settle))
         }
         self._position: int | None = None
         self._freed = False
 
-    def _bind(self, operation: Operation, parity: int) -> list[list[Callable[[], Any]]]:
+    def _bind(self, combine: Callable[..., Any], parity: int) -> list[list[Callable[[], Any]]]:
         """Return each instruction of the layout as ready calls, on this set of shared scratch."""
         assert self.layout is not None
         self._parity = parity
         if self._window is not None:
             slots = self._window.slots(self.layout.rank, self.layout.shared_count, self._unit, parity)
             self._arrays[SHARED] = slots
-        return [self._ready(instruction, operation.combine) for instruction in self.layout.program]
+        steps = [self._ready(instruction, combine) for instruction in self.layout.program]
+        if isinstance(self._window, GpuWindowTransport):
+            steps.append(self._window.ending)
+        return steps
 
     def _turn(self) -> None:
         """Let the next call use the other set of shared scratch."""
@@ -147,14 +153,31 @@ class HandPlan(Plan):
         if isinstance(instruction, Wait):
             return self._transport.wait(instruction.transfers)
         if isinstance(instruction, Move):
-            return [buffers.copier(self._view(instruction.target), self._view(instruction.source))]
+            target, source = self._view(instruction.target), self._view(instruction.source)
+            if HOST in (instruction.target.buffer, instruction.source.buffer):
+                assert self._streams is not None
+                return [self._streams.copy(instruction, target, source)]
+            return [buffers.copier(target, source)]
         if isinstance(instruction, Sync):
             assert self._window is not None
             return [self._window.meeting(instruction.group)]
+        if isinstance(instruction, (Mark, After, Settle)):
+            assert self._streams is not None
+            return [self._streams.ready(instruction)]
+        assert isinstance(instruction, Fold)
         left, right, into = map(self._view, instruction)
         # A third positional argument saves 100 ns, and is what these functions take; others want it by name.
         quick = combine in (np.add, np.multiply)
         return [partial(combine, left, right, into) if quick else partial(combine, left, right, out=into)]
+
+    def _test(self, instruction: Sync | Wait | Settle) -> Callable[[], bool]:
+        if isinstance(instruction, Wait):
+            return self._transport.test(instruction.transfers)
+        if isinstance(instruction, Settle):
+            assert self._streams is not None
+            return self._streams.test(instruction)
+        assert self._window is not None
+        return self._window.meeting(instruction.group).test
 
     def _watched(self, transfers: Sequence[int]) -> list[Callable[[], Any]]:
         return [] if self._watch is None else [partial(self._watch, one) for one in transfers]

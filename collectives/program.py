@@ -1,4 +1,4 @@
-"""The program of one rank: four instructions on regions, with each wait put where the next instruction needs it."""
+"""The program of one rank: few instructions on regions, with each wait put where the next instruction needs it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,27 @@ class Sync(NamedTuple):
     group: tuple[int, ...]
 
 
-Instruction: TypeAlias = Start | Wait | Move | Fold | Sync
+class Mark(NamedTuple):
+    """Note in the queue of `lane`, as event `number`, what was put into it so far."""
+
+    lane: str
+    number: int
+
+
+class After(NamedTuple):
+    """Let what is put into the queue of `lane` from now on begin after event `number`."""
+
+    lane: str
+    number: int
+
+
+class Settle(NamedTuple):
+    """Wait until event `number` has come."""
+
+    number: int
+
+
+Instruction: TypeAlias = Start | Wait | Move | Fold | Sync | Mark | After | Settle
 
 
 @dataclass

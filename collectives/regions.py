@@ -13,6 +13,9 @@ SEND, RECV, SCRATCH = "send", "recv", "scratch"
 SHARED = "shared"
 """Scratch that the ranks of a node share."""
 
+HOST = "host"
+"""Memory of the host beside buffers on a GPU, from and to which messages go."""
+
 Buffer: TypeAlias = str | tuple[int, str]
 """One of the own buffers, or (peer, buffer): one of a peer's in shared memory."""
 

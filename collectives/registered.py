@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def alloc(comm: MPI.Intracomm, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+def alloc(comm: MPI.Intracomm, count: int, dtype: Any, device: str = "cpu") -> Any:
     """Return an array of `count` elements in shared memory. All ranks of `comm` call it, each with its own count.
 
+    `device="cuda"` gives a CuPy array in memory of the GPU in use, which the node's other ranks access (CUDA IPC).
     Algorithms that need shared memory read and write such an array, or a view of it, in place. Its contents are
     undefined. Its memory is given back when it and its views are gone, and at the latest when `comm` is freed: it must
     not be used after that.
 
     Raises:
-        ValueError: `count` is negative.
+        ValueError: `count` is negative, or there is no such device.
         SharedMemoryError: a node has too little shared memory. Then no rank has allocated anything.
 
     """
@@ -30,7 +31,12 @@ def alloc(comm: MPI.Intracomm, count: int, dtype: Any) -> np.ndarray[Any, Any]:
 
     if count < 0:
         raise ValueError(f"alloc: count {count} is negative")
-    _, memory = attached_to(comm).shared.take(max(1, count) * np.dtype(dtype).itemsize)
+    nbytes = max(1, count) * np.dtype(dtype).itemsize
+    if device == "cuda":
+        return attached_to(comm).gpu.take(nbytes)[1].view(dtype)[:count]
+    if device != "cpu":
+        raise ValueError(f"alloc: there is no device {device!r} (there are: cpu, cuda)")
+    _, memory = attached_to(comm).shared.take(nbytes)
     return np.frombuffer(memory, dtype, count)
 
 

@@ -103,22 +103,20 @@ class SharedMemory:
 
         """
         rounded = -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
-        number, start = self._room(rounded)
-        if self._anywhere(start is None):
+        place = self._room(rounded)
+        if self._anywhere(place is None):
             self._collect()
-            if start is None:
-                number, start = self._room(rounded)
-            if self._anywhere(start is None):
+            place = place or self._room(rounded)
+            if self._anywhere(place is None):
                 try:
-                    self._enlarge(rounded if start is None else None)
+                    self._enlarge(rounded if place is None else None)
                 except SharedMemoryError:
-                    if start is not None:
-                        self._window(number).give_back(start, start + rounded)
+                    if place is not None:
+                        self._window(place.window).give_back(place.start, place.start + rounded)
                     raise
-                if start is None:
-                    number, start = self._room(rounded)
-        assert start is not None
-        return Place(number, self.rank, start), self._memory(number, start, rounded)
+                place = place or self._room(rounded)
+        assert place is not None
+        return place, self._memory(place, rounded)
 
     def take_common(self, nbytes: int) -> Any:
         """Return the same shared memory on all ranks of a node, as bytes. Collective; all want the same.
@@ -161,13 +159,13 @@ class SharedMemory:
         assert window is not None
         return window
 
-    def _room(self, nbytes: int) -> tuple[int, int | None]:
+    def _room(self, nbytes: int) -> Place | None:
         for number, window in enumerate(self._windows):
             if window is not None:
                 start = window.take(nbytes)
                 if start is not None:
-                    return number, start
-        return 0, None
+                    return Place(number, self.rank, start)
+        return None
 
     def _enlarge(self, nbytes: int | None) -> None:
         """Make a window with at least `nbytes` for the own rank, after giving back those of which nothing is used.
@@ -218,10 +216,10 @@ class SharedMemory:
         window = self._windows[number]
         return window is not None and window.free == [window.whole]
 
-    def _memory(self, number: int, start: int, nbytes: int) -> Any:
-        window = self._window(number)
-        memory = (ctypes.c_ubyte * nbytes).from_address(window.addresses[self.rank] + start)
-        weakref.finalize(memory, window.give_back, start, start + nbytes).atexit = False
+    def _memory(self, place: Place, nbytes: int) -> Any:
+        memory = self.view(place, nbytes)
+        give_back = self._window(place.window).give_back
+        weakref.finalize(memory, give_back, place.start, place.start + nbytes).atexit = False
         return memory
 
     def view(self, place: Place, nbytes: int) -> Any:

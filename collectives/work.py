@@ -1,16 +1,17 @@
 """A plan on work arrays instead of the caller's: copied in before the call and out after it.
 
-Two uses: half precision accumulated in float32, and buffers between guards when debugging.
+Three uses: half precision accumulated in float32, the library's own calls on buffers of a GPU, which it is given in
+pinned memory of the host, and buffers between guards when debugging.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from collectives import buffers
 from collectives.bind import Bound
 from collectives.plan import Plan
 
@@ -34,19 +35,23 @@ class WorkPlan(Plan):
         self._after = after
         self.layout = self._inner.layout
         self.scratch_nbytes = self._inner.scratch_nbytes + sum(one.nbytes for one in (send, recv) if one is not None)
-        alias = bound.problem.in_place or bound.problem.primitive.one_buffer
-        self._into = [(send, bound.send)] if send is not None else []
-        self._into += [(recv, bound.recv)] if recv is not None and alias else []
-        self._from = [(bound.recv, recv)] if recv is not None else []
+        problem, primitive = bound.problem, bound.problem.primitive
+        alias = problem.in_place or primitive.one_buffer
+        into = [(send, bound.send)] if send is not None else []
+        into += [(recv, bound.recv)] if recv is not None and alias else []
+        # Where there is no result the receive buffer is the caller's to keep.
+        results = recv is not None and primitive.outputs(problem, bound.rank, 1)
+        self._into = buffers.copiers(into)
+        self._from = buffers.copiers([(bound.recv, recv)] if results else [])
         self._under_way = False
 
     def __call__(self) -> None:
-        _copy(self._into)
+        _carry_out(self._into)
         self._inner()
         self._finish()
 
     def start(self) -> None:
-        _copy(self._into)
+        _carry_out(self._into)
         self._inner.start()
         self._under_way = True
 
@@ -62,14 +67,17 @@ class WorkPlan(Plan):
 
     def _finish(self) -> None:
         self._under_way = False
-        _copy(self._from)
+        _carry_out(self._from)
         if self._after is not None:
             self._after()
 
     def free(self) -> None:
         self._inner.free()
 
+    def armed(self) -> AbstractContextManager[None]:
+        return self._inner.armed()
 
-def _copy(pairs: list[tuple[Any, Any]]) -> None:
-    for target, source in pairs:
-        np.copyto(target, source, casting="unsafe")
+
+def _carry_out(calls: list[Callable[[], Any]]) -> None:
+    for call in calls:
+        call()

@@ -139,6 +139,50 @@ def _told(error):
     return "".join([*traceback.format_list(inner), *traceback.format_exception_only(error)])
 
 
+STANDIN = Path(__file__).parent / "standin"
+
+
+def _forget_cupy():
+    for name in [name for name in sys.modules if name.split(".")[0] in ("cupy", "cupyx", "cupy_backends")]:
+        del sys.modules[name]
+
+
+def _real_gpu():
+    """CuPy, if it is installed and sees a GPU."""
+    try:
+        import cupy
+
+        return cupy if cupy.cuda.runtime.getDeviceCount() else None
+    except Exception:  # whatever keeps CuPy from working
+        return None
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    """CuPy where there is a GPU, else the stand-in for it, which has `machine` and is gone after the module's tests."""
+    cupy = _real_gpu()
+    if cupy is not None:
+        yield cupy
+        return
+    _forget_cupy()
+    sys.path.insert(0, str(STANDIN))
+    import cupy
+
+    yield cupy
+    sys.path.remove(str(STANDIN))
+    _forget_cupy()
+
+
+@pytest.fixture
+def standin(gpu):
+    """The stand-in with its counts at nothing; skipped where a real GPU is."""
+    if not hasattr(gpu, "machine"):
+        pytest.skip("a real GPU counts nothing")
+    gpu.machine.counts.clear()
+    yield gpu
+    gpu.machine.eager = False
+
+
 @pytest.fixture(scope="session")
 def comm(pytestconfig):
     """A communicator of all ranks that the tests share."""

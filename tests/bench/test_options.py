@@ -58,6 +58,7 @@ def test_defaults():
         resume=None,
         samples=False,
         device="auto",
+        transport="auto",
         plots=True,
         quiet=False,
         strategies=SHORT,
@@ -68,7 +69,7 @@ def test_defaults():
 def test_every_option_has_its_place():
     line = (
         "allreduce -b 1K broadcast -e 1.5M -f 2.5 -a ring,binomial -d float64,uint8 --op max,min -r 3 -n 7 -w 0 "
-        "--max-seconds 0.5 -c 0 --memory-limit 1G -o out --device cpu --no-plots -q --list "
+        "--max-seconds 0.5 -c 0 --memory-limit 1G -o out --device cpu --transport staged --no-plots -q --list "
         "--accumulate float32 --in-place both --memory shared,plain --ppn 2 "
         "--precision 0.1 --cadence streaming --sync deadline --rotate 4 --hang-seconds 9.5 --samples"
     )
@@ -100,6 +101,7 @@ def test_every_option_has_its_place():
         resume=None,
         samples=True,
         device="cpu",
+        transport="staged",
         plots=False,
         quiet=True,
         strategies=None,
@@ -197,6 +199,8 @@ def test_an_algorithm_of_one_chosen_primitive_is_enough():
         ("--memory plain,", "unknown memory '' for --memory"),
         ("--ppn 0", "invalid value '0' for --ppn (must be 1 to 4 ranks a node)"),
         ("--ppn 5", "invalid value '5' for --ppn (must be 1 to 4 ranks a node)"),
+        ("--strategy all --memory registered", "'registered' for --memory (a replay of strategies has plain memory"),
+        ("--strategy all --ppn 2", "'2' for --ppn (a replay of strategies has plain memory and nodes as they are"),
         ("--ppn two", "invalid value 'two' for --ppn"),
         ("--accumulate int32", "unknown dtype 'int32' for --accumulate (known: float32)"),
         ("--op avg", "unknown op 'avg' for --op (known: sum, prod, max, min, land"),

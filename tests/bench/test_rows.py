@@ -33,7 +33,7 @@ CONTRACT = """
     time_us_min time_us_p5 time_us_p95 time_us_max algbw_GBps busbw_GBps baseline native_ratio native_ratio_low
     native_ratio_high thread_level oversubscribed wrong status reason
     cadence sync calls rotate footprint_nbytes cache first_call_us time_us_low time_us_high skew_us slowest_rank
-    slowest_share retaken other_load native_p verdict cautions between_nbytes_max ppn
+    slowest_share retaken other_load native_p verdict cautions between_nbytes_max ppn ranks_per_gpu
     requested proved evidence forced_with counterpart native_guess
 """
 

@@ -85,6 +85,21 @@ def test_computing_beside_calls_tells_what_is_exposed_with_and_without_polling(l
         assert math.isclose(row["step_us"], row["calls"] * row["exposed_us"], rel_tol=1e-6)
 
 
+def test_buckets_of_gradients_are_under_way_beside_tensor_parallel_calls(launch, tmp_path):
+    words = ("--strategy", "hybrid", "--mesh", "tp=2,dp=2", "-a", "ring", "--overlap", "--no-plots")
+    rows = replay(launch, 4, tmp_path / "run", *words)
+    whole = {(row["algorithm"], row["progress"]): row for row in rows if row["primitive"] == WHOLE}
+    buckets = [row for row in rows if row["axis"] == "dp" and row["algorithm"] == "native" and not row["progress"]]
+    assert {row["phase"] for row in buckets} == {"backward"}
+    for way in ("native", BEST):
+        left_out = whole[f"{way}, without buckets", ""]
+        assert left_out["calls"] == whole[way, ""]["calls"] - sum(row["calls"] for row in buckets)
+        for progress in ("none", "polled"):
+            beside = whole[f"{way}, buckets beside", progress]
+            assert (beside["calls"], beside["wrong"]) == (whole[way, ""]["calls"], 0)
+            assert math.isclose(beside["exposed_us"], beside["step_us"] - left_out["step_us"], abs_tol=0.1)
+
+
 def test_too_large_a_step_is_skipped_with_the_reason(launch, tmp_path):
     rows = replay(launch, 2, tmp_path / "run", "--strategy", "tensor", "--memory-limit", "4K", "--no-plots")
     (row,) = rows
@@ -116,3 +131,28 @@ def test_a_file_of_other_rows_is_refused(tmp_path):
         )  # fmt: skip
     (row,) = read_patterns(tmp_path / STRATEGIES_FILE).rows
     assert (row["strategy"], row["calls"], row["best"]) == ("tensor", None, False)
+
+
+BROKEN = """
+import sys
+from collectives import allreduce
+from collectives.rounds import Recv, Send
+
+@allreduce.algorithm()
+def forgetful(rank, nranks):
+    yield tuple(Send(peer, 0) for peer in range(1, nranks)) if rank == 0 else Recv(0, 0)
+
+from bench.sweep import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_wrong_result_is_marked_gives_status_1_and_is_no_best(launch, tmp_path):
+    words = ("--strategy", "tensor", "-a", "forgetful", *QUICK, "--no-plots", "-o", tmp_path / "run")
+    result = launch(2, "-c", BROKEN, *words)
+    assert result.status == 1, result.err
+    rows, _ = read_patterns(tmp_path / "run" / STRATEGIES_FILE)
+    wrong = [row for row in rows if row["algorithm"] == "forgetful"]
+    assert wrong
+    assert all(row["status"] == "wrong" and row["wrong"] > 0 and not row["best"] for row in wrong)
+    assert not any("forgetful, else" in row["algorithm"] for row in rows)

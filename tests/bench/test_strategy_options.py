@@ -80,6 +80,8 @@ def test_every_option_has_its_place():
         ("--mesh tp=4", "'tp=4' for --mesh (goes with --strategy"),
         ("allreduce --overlap", "for --overlap (goes with --strategy"),
         ("--strategy tensor --resume DIR", "for --resume"),
+        ("--strategy tensor --ppn 2", "'2' for --ppn"),
+        ("--strategy tensor --memory registered", "'registered' for --memory"),
     ],
 )
 def test_bad_input_names_option_value_and_remedy(line, says):

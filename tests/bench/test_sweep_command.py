@@ -205,7 +205,7 @@ def test_neither_pandas_nor_matplotlib_is_loaded_before_the_last_sample(launch, 
         (("-r", "2"), "'2' for --root (the ranks of this run are 0 to 1)"),
         (("--memory", "pinned"), "unknown memory 'pinned' for --memory"),
         (("--ppn", "3"), "'3' for --ppn (must be 1 to 2 ranks a node)"),
-        (("--device", "cuda"), "'cuda' for --device"),
+        (("--transport", "staged", "--device", "cpu"), "'staged' for --transport"),
         (("--no-such",), "unknown option '--no-such'"),
     ],
 )

@@ -440,7 +440,7 @@ def test_buffers_that_do_not_fit_are_refused(comm):
     refused(
         comm, allreduce, np.ones((4, 4))[:, ::2], np.ones(8), message="is not C-contiguous; pass numpy.ascontiguous"
     )
-    refused(comm, allreduce, [1, 2], np.ones(2), message="is a list; pass a NumPy array", kind=TypeError)
+    refused(comm, allreduce, [1, 2], np.ones(2), message="is a list; pass a NumPy or CuPy array", kind=TypeError)
     refused(comm, allreduce, np.ones(2), np.ones(2), np.ones(2), message="at most two buffers, not 3", kind=TypeError)
     refused(comm, allreduce, np.ones(2), message="needs a receive buffer of 2 elements and passed none")
     refused(comm, allreduce, message=r"passed no buffer; it has a part in this call")

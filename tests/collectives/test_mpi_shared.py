@@ -56,6 +56,15 @@ def test_a_common_array_is_the_same_memory_on_all_ranks(fresh_comm):
     np.testing.assert_array_equal(array, np.repeat(np.arange(fresh_comm.Get_size()), 10))
 
 
+def test_what_one_node_lacks_is_refused_to_the_ranks_of_all(fresh_comm, monkeypatch):
+    memory = attached_to(fresh_comm).shared
+    if fresh_comm.Get_rank() in memory.nodes[-1]:
+        monkeypatch.setattr(shared, "free_nbytes", lambda: 0)
+    with pytest.raises(SharedMemoryError, match="/dev/shm has 0 MiB free"):
+        alloc(fresh_comm, LEAST_NBYTES, "uint8")
+    assert memory.nwindows == 0
+
+
 def test_what_all_ranks_share_goes_back_when_none_has_it_any_more(fresh_comm):
     memory = attached_to(fresh_comm).shared
     kept = alloc_common(fresh_comm, 100, "int64")

@@ -1,0 +1,90 @@
+"""What the GPU and its link to the host can do at best, with all ranks at once: no collective can do better.
+
+`mpirun -n RANKS python -m bench.ceilings NBYTES` prints JSON: rates in GB/s of all ranks together, times in us.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.timing import seconds_of
+
+REPEATS = 7
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    from bench.launch import prepare
+
+    words = sys.argv[1:] if argv is None else list(argv)
+    prepare()  # before MPI is loaded
+    from bench.job import run
+
+    run(lambda: _measured(int(words[0])))
+
+
+def _measured(nbytes: int) -> int:
+    from mpi4py import MPI
+
+    from bench.gpus import choose
+    from bench.job import Job
+
+    job = Job(MPI.COMM_WORLD)
+    choose(job, "cuda")
+    found = ceilings(job, nbytes)
+    if job.leads:
+        print(json.dumps(found), flush=True)
+    return 0
+
+
+def ceilings(job: Any, nbytes: int) -> dict[str, float]:
+    """Return the best of several tries of each; a copy on the device counts bytes read and bytes written."""
+    import cupy
+
+    from collectives import barrier, buffers, devices
+
+    one, two = (cupy.zeros(nbytes, np.uint8) for _ in range(2))
+    host = devices.pinned(nbytes, np.uint8)
+    tiny = cupy.zeros(1, np.float32)
+
+    def done(call: Callable[[], Any]) -> Callable[[], None]:
+        def both() -> None:
+            call()
+            devices.synchronise()
+
+        return both
+
+    launch = done(lambda: cupy.add(tiny, tiny, tiny))
+    with barrier.plan(job.comm, algorithm="dissemination") as meet:
+
+        def floor() -> None:
+            meet()
+            launch()
+            meet()
+
+        calls = {
+            "device_copy_GBps": (done(buffers.copier(one, two)), 2 * nbytes),
+            "to_host_GBps": (done(buffers.copier(host, one)), nbytes),
+            "from_host_GBps": (done(buffers.copier(one, host)), nbytes),
+            "launch_us": (launch, 0),
+            "floor_us": (floor, 0),
+        }
+        found = {}
+        for name, (call, moved) in calls.items():
+            seconds = min(_slowest(job, meet, call) for _ in range(REPEATS))
+            found[name] = job.nranks * moved / seconds / 1e9 if moved else seconds * 1e6
+    return {"nranks": job.nranks, "nbytes": nbytes, **found}
+
+
+def _slowest(job: Any, meet: Callable[[], Any], call: Callable[[], Any]) -> float:
+    meet()
+    return float(job.most(np.array([seconds_of(call)[1]]))[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Confirm on a machine with a GPU what is tested elsewhere on a stand-in, and measure what must be reached there.
+
+python -m bench.gpu_check [--part ipc|figures|tests|sweep ...]
+
+Each part takes at most 3 minutes, and each result is in `results/gpu-NAME/` as soon as it is known; at the end all of
+it is in one tar file too. The status is 0 if all passed, 1 if something failed or was missed, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import gpus
+from bench.probes import probe
+from bench.targets import EIGHT, Figure, Sweeper, best
+from bench.usage import UsageError
+
+PART_SECONDS = 180
+NRANKS = (1, 2, 4, 8)
+SHARING = (2, 4, 8)
+MIB = 1 << 20
+TESTS = "tests/collectives/test_mpi_devices.py"
+
+
+class Report:
+    """What was found, in the folder line by line as it comes, and whether all of it is as it must be."""
+
+    def __init__(self, folder: Path, mpirun: str, nbytes: int) -> None:
+        self.folder, self.mpirun, self.nbytes = folder, mpirun, nbytes
+        self.failed: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def say(self, part: str, line: object, good: bool = True) -> None:
+        """Print a line, keep it in the part's file, and remember what is not good."""
+        print(line, flush=True)
+        with (self.folder / f"{part}.txt").open("a") as file:
+            file.write(f"{line}\n")
+        if not good:
+            self.failed.append(f"{part}: {line}")
+
+    def note(self, name: str, facts: Any) -> None:
+        """Append facts to a file of JSON lines."""
+        with (self.folder / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps(facts) + "\n")
+
+    def run(self, nranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `python WORDS` on some ranks."""
+        command = [self.mpirun, "-n", str(nranks), sys.executable, *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PART_SECONDS, env=os.environ)
+
+
+def ipc(report: Report) -> None:
+    """Say what ranks can do with each other's GPU memory, and MPI with any. Neither is needed: it is only told."""
+    why = probe(report.mpirun, "ipc")
+    report.say("ipc", f"CUDA IPC between two ranks: {why or 'works'}")
+    report.note("ipc", {"ipc": why or "works"})
+    for primitive in EIGHT:
+        why = probe(report.mpirun, "direct", primitive)
+        report.say("ipc", f"{primitive} on GPU memory handed to MPI: {why or 'works'}")
+        report.note("ipc", {"direct": primitive, "found": why or "works"})
+
+
+def figures(report: Report) -> None:
+    """Measure the ceilings, and what staged calls must reach, with several ranks on what GPUs there are."""
+    for figure in _figures(report):
+        report.say("figures", figure, figure.reached)
+
+
+def _figures(report: Report) -> Iterator[Figure]:
+    for nranks in SHARING:
+        ended = report.run(nranks, "-m", "bench.ceilings", str(report.nbytes // nranks))
+        if ended.returncode:
+            report.say("figures", f"ceilings with {nranks} ranks failed: {ended.stderr[-500:]}", good=False)
+            continue
+        ceiling = json.loads(ended.stdout.splitlines()[-1])
+        report.note("ceilings", ceiling)
+        report.say("figures", " ".join(f"{name}={value:.4g}" for name, value in ceiling.items()))
+        yield from _staged(report, nranks, ceiling)
+
+
+def _staged(report: Report, nranks: int, ceiling: dict[str, float]) -> Iterator[Figure]:
+    """Compare staged all-reduce with the library's call staged the plain way, and with what link and host allow."""
+    sweeper, nbytes = Sweeper(report.mpirun, False), str(report.nbytes)
+    words = ["allreduce", "-a", "native,ring,rabenseifner,spread", "-b", nbytes, "-e", nbytes]
+    words += ["-n", "15", "--max-seconds", "8"]
+    rows = sweeper.rows(nranks, *words, "--device", "cuda")
+    row = next(iter(best(rows).values()), None)
+    if row is None:
+        reasons = ", ".join(dict.fromkeys(one["reason"] for one in rows if one["reason"]))
+        report.say("figures", f"allreduce, {nranks} ranks, staged: nothing was measured ({reasons})", good=False)
+        return
+    what = f"allreduce of {report.nbytes // MIB} MiB, {nranks} ranks, staged"
+    interval = f"{row['algorithm']} {row['native_ratio_low']:.2f} to {row['native_ratio_high']:.2f}"
+    yield Figure(f"{what}: over native staged the plain way", row["native_ratio"], 1.5, unit="x", interval=interval)
+    on_host = {one["algorithm"]: one for one in sweeper.rows(nranks, *words, "--device", "cpu")}
+    rounds = on_host[row["algorithm"]]["time_us_p50"] / 1e6
+    # Out goes the vector once, in goes what others have reduced: see collectives.staging for the ring.
+    out = nranks * report.nbytes / ceiling["to_host_GBps"] / 1e9
+    back = 2 * (nranks - 1) * report.nbytes / ceiling["from_host_GBps"] / 1e9
+    bound = max(out, back, rounds)
+    report.note("bounds", {"nranks": nranks, "out_s": out, "in_s": back, "rounds_s": rounds, **_told(row)})
+    share = bound / (row["time_us_p50"] / 1e6)
+    yield Figure(f"{what}: share of the slower of link and rounds on the host", share, 0.6)
+
+
+def _told(row: Any) -> dict[str, Any]:
+    return {name: row[name] for name in ("algorithm", "time_us_p50", "native_ratio", "ranks_per_gpu")}
+
+
+def tests(report: Report) -> None:
+    """Run the tests of device buffers with each number of ranks."""
+    for nranks in NRANKS:
+        ended = report.run(nranks, "-m", "pytest", "-q", "-m", "mpi", TESTS)
+        (report.folder / f"tests-n{nranks}.txt").write_text(ended.stdout + ended.stderr)
+        last = next((line for line in reversed(ended.stdout.splitlines()) if " in " in line), "no summary")
+        report.say("tests", f"device tests, {nranks} ranks: {last}", ended.returncode == 0)
+
+
+def sweep(report: Report) -> None:
+    """Measure all primitives over sizes, draw the pictures, and count what is wrong."""
+    output = report.folder / "sweep"
+    words = ["-b", "8", "-e", str(min(64 * MIB, report.nbytes)), "-f", "128", "-n", "20", "--max-seconds", "0.5"]
+    if output.exists():
+        words += ["--resume", str(output)]
+    else:
+        words += ["--output", str(output)]
+    ended = report.run(4, "-m", "bench.sweep", *words, "--device", "cuda")
+    last = next((line for line in reversed(ended.stdout.splitlines()) if line.startswith("# ")), ended.stderr[-500:])
+    report.say("sweep", f"sweep of all primitives, 4 ranks: {last}", ended.returncode == 0)
+
+
+PARTS: dict[str, Callable[[Report], None]] = {"ipc": ipc, "figures": figures, "tests": tests, "sweep": sweep}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check what is asked for; see the module for the status."""
+    parser = argparse.ArgumentParser(prog="bench.gpu_check", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="only this part (may be repeated)")
+    parser.add_argument("--mpirun", default="mpirun", help="the launcher")
+    parser.add_argument("--nbytes", type=int, default=256 * MIB, help="of the large vector (default: 256 MiB)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where the folder is made")
+    options = parser.parse_args(argv)
+    try:
+        gpu = gpus.find(0)
+    except gpus.Unusable as reason:
+        print(f"bench.gpu_check: {UsageError('the check', 'gpu', str(reason), 'cannot use')}", file=sys.stderr)
+        return 2
+    name = re.sub("[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
+    report = Report(options.results / f"gpu-{name}", options.mpirun, options.nbytes)
+    (report.folder / "gpu.json").write_text(json.dumps(gpus.facts(gpu), indent=2) + "\n")
+    for part in options.part or PARTS:
+        try:
+            PARTS[part](report)
+        except subprocess.SubprocessError as error:  # noqa: PERF203 -- a part takes minutes
+            report.say(part, f"{part} did not end well: {error}", good=False)
+    with tarfile.open(f"{report.folder}.tar", "w") as file:
+        file.add(report.folder, report.folder.name)
+    print(f"# {'FAILED' if report.failed else 'PASS'}: {report.folder}/ and {report.folder}.tar")
+    for line in report.failed:
+        print(f"#   {line}")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

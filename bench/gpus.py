@@ -1,0 +1,173 @@
+"""The GPU of each rank, chosen before anything is allocated there and named in run.json; or why there is none.
+
+Nothing here loads CuPy unless a GPU is asked for, or may be used where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.usage import UsageError
+
+if TYPE_CHECKING:
+    from bench.job import Job
+    from collectives.registry import Problem
+
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
+"""What the NVIDIA driver makes on Linux, and on Windows' Linux: without either there is no GPU to look for."""
+
+MEMORY_SHARE = 0.9
+"""How much of a GPU's free memory the ranks on it may take together."""
+
+REMEDIES = {
+    "cudaErrorInsufficientDriver": "there is no NVIDIA driver, or one older than CuPy's CUDA: update it, or install "
+    "the CuPy of its CUDA (make venv CUDA=12)",
+    "cudaErrorNoDevice": "no GPU is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES",
+}
+
+
+class Unusable(Exception):
+    """Why there is no GPU to use, and what helps."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A rank's GPU. `ranks` use it, this one among them; `free_nbytes` is what nobody used before any of them did."""
+
+    ordinal: int
+    identity: str
+    name: str
+    nbytes: int
+    free_nbytes: int
+    ranks: int = 1
+
+
+def choose(job: Job, wanted: str) -> Gpu | None:
+    """Return this rank's GPU, which is in use from now on, or None where buffers are to lie on the host.
+
+    `wanted` is ``cuda``, ``cpu``, or ``auto`` for a GPU where all ranks have one.
+
+    Raises:
+        UsageError: on all ranks: there is none for some rank and it was asked for.
+
+    """
+    looked = wanted == "cuda" or (wanted == "auto" and job.decide(any(Path(one).exists() for one in DRIVER_FILES)))
+    if not looked:
+        return None
+    gpu, reason = None, ""
+    try:
+        gpu = find(job.local_rank)
+    except Unusable as error:
+        reason = str(error)
+    reasons = job.comm.allgather(reason)
+    told = next(((rank, one) for rank, one in enumerate(reasons) if one), None)
+    if told is not None:
+        where = f"{told[1]}" if all(reasons) else f"rank {told[0]}: {told[1]}"
+        if wanted == "cuda":
+            raise UsageError("--device", wanted, where, "cannot use")
+        if job.leads:
+            print(f"note: there is a GPU, but {where}; buffers lie on the host", file=sys.stderr, flush=True)
+        return None
+    assert gpu is not None
+    mine = (platform.node(), gpu.identity)
+    everyone = Counter(job.comm.allgather(mine))
+    return Gpu(**{**asdict(gpu), "ranks": everyone[mine]})
+
+
+def find(local_rank: int) -> Gpu:
+    """Return the GPU of the rank with this number on its host, after using it once.
+
+    Raises:
+        Unusable: there is none, or CuPy cannot use it.
+
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        if error.name == "cupy":
+            raise Unusable("CuPy is not installed: make venv CUDA=12, or CUDA=13, as your driver has it") from error
+        raise Unusable(f"CuPy cannot be loaded, {error}: install the CuPy of your CUDA (make venv CUDA=12)") from error
+    runtime = cupy.cuda.runtime
+    try:
+        ordinal = local_rank % runtime.getDeviceCount()
+        cupy.cuda.Device(ordinal).use()
+        free_nbytes, nbytes = runtime.memGetInfo()
+        one = cupy.zeros(1, "float32")
+        cupy.add(one, one, one)  # compiled here, so that a CuPy of another CUDA shows itself
+        cupy.cuda.get_current_stream().synchronize()
+    except Exception as error:  # CuPy has many of its own
+        known = next((remedy for name, remedy in REMEDIES.items() if name in str(error)), None)
+        unknown = f"CuPy {cupy.__version__} cannot use it ({_line(error)}): install the CuPy of your driver's CUDA"
+        raise Unusable(known or unknown) from error
+    properties = runtime.getDeviceProperties(ordinal)
+    uuid = properties.get("uuid")
+    identity = uuid.hex() if isinstance(uuid, bytes) else runtime.deviceGetPCIBusId(ordinal)
+    name = properties["name"]
+    return Gpu(ordinal, identity, name.decode() if isinstance(name, bytes) else str(name), nbytes, free_nbytes)
+
+
+def check_transport(transport: str, gpu: Gpu | None) -> None:
+    """Raise UsageError where data cannot be moved in that way."""
+    if gpu is None and transport != "auto":
+        raise UsageError("--transport", transport, "buffers lie on the host: leave it out", "cannot use")
+
+
+def transport_of(problem: Problem, label: str) -> str:
+    """Return how a contender moves data between GPUs: on memory that ranks share, or through the host."""
+    algorithm = problem.primitive.algorithms.get(label.partition(":")[0])
+    return "window" if algorithm is not None and algorithm.shares_memory(problem) else "staged"
+
+
+def release() -> None:
+    """Give memory back that CuPy keeps for later."""
+    import cupy
+
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def too_large(gpu: Gpu, nbytes: int, rotate: int) -> str | None:
+    """Return why buffers of `nbytes` do not fit on this rank's GPU, None if they do.
+
+    Each rank that uses it has send and receive buffers, `rotate` times, and scratch of both their lengths.
+    """
+    needed, limit = (2 * rotate + 2) * nbytes * gpu.ranks, MEMORY_SHARE * gpu.free_nbytes
+    if needed <= limit:
+        return None
+    return f"needs {needed / 2**20:.0f} MiB on the GPU, of which {limit / 2**20:.0f} MiB may be used"
+
+
+def undefined_for(dtype: str, memory: str = "plain") -> str | None:
+    """Return why arrays of `dtype` in such memory cannot lie on a GPU, None if they can."""
+    if memory == "shared":
+        return "there is no memory of a GPU yet that is one for all ranks"
+    return "CuPy has no bfloat16" if dtype == "bfloat16" else None
+
+
+def facts(gpu: Gpu) -> dict[str, Any]:
+    """Return what is to know about this rank's GPU, for run.json."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    return {
+        **asdict(gpu),
+        "cupy": cupy.__version__,
+        "cuda_driver": runtime.driverGetVersion(),
+        "cuda_runtime": runtime.runtimeGetVersion(),
+        "mps": mps_runs(os.environ),
+    }
+
+
+def mps_runs(environ: Any) -> bool:
+    """Whether CUDA's service through which processes share a GPU side by side (MPS) runs here."""
+    return Path(environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

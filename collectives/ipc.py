@@ -1,0 +1,164 @@
+"""Memory of GPUs that the ranks of a node share, by CUDA's handles between processes (CUDA IPC).
+
+A handle stands for a whole allocation and opens at its beginning, so memory is allocated apart from CuPy's pool, whose
+arrays are pieces of larger ones, and a place is a handle with an offset. A process may open a handle once; what it
+opened stays open until the communicator is freed, or memory runs out, since an allocation must be closed by all before
+it is freed. Memory that is no longer used is kept for the next who wants some.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectives.devices import cupy_module
+from collectives.shared import SharedMemory, SharedMemoryError
+
+BLOCK_NBYTES = 2 << 20
+"""What CUDA allocates at least; of smaller ones it would put several into one block, and a handle would show them all.
+"""
+
+
+class Unreachable(ValueError):
+    """A rank cannot open the GPU memory of another one; the message says why."""
+
+
+class GpuPlace(NamedTuple):
+    """Where something lies: in whose allocation (the rank on the node), its handle, from which byte on."""
+
+    owner: int
+    handle: bytes
+    start: int
+
+
+@dataclass
+class _Block:
+    """One own allocation."""
+
+    address: int
+    nbytes: int
+    handle: bytes
+    used: bool = False
+
+    def give_back(self) -> None:
+        self.used = False
+
+
+class _Hold:
+    """What arrays in a block refer to; when it is gone, so are they."""
+
+
+class GpuMemory:
+    """The GPU memory that ranks of a communicator on one node share. Methods named as collective are called by all."""
+
+    def __init__(self, shared: SharedMemory) -> None:
+        self.node, self.rank = shared.node, shared.rank
+        self._runtime = cupy_module().cuda.runtime
+        self._blocks: list[_Block] = []
+        self._opened: dict[tuple[int, bytes], int] = {}
+
+    def take(self, nbytes: int) -> tuple[GpuPlace, Any]:
+        """Return own memory as a CuPy array of bytes. Collective; each rank may want another size.
+
+        It can be used anew when the array and all views of it are gone.
+
+        Raises:
+            SharedMemoryError: on all ranks: some GPU has no more of it.
+
+        """
+        block = self._block(nbytes)
+        if self._anywhere(block is None):
+            self._trim()
+            block = block or self._block(nbytes)
+            if self._anywhere(block is None):
+                raise SharedMemoryError(f"the GPU has no {nbytes / 2**20:.0f} MiB to share: use fewer elements")
+        assert block is not None
+        block.used, hold = True, _Hold()
+        weakref.finalize(hold, block.give_back).atexit = False
+        return GpuPlace(self.rank, block.handle, 0), self._array(block.address, nbytes, hold)
+
+    def _anywhere(self, flag: bool) -> bool:
+        return bool(self.node.allreduce(int(flag)))
+
+    def _block(self, nbytes: int) -> _Block | None:
+        fitting = [
+            one for one in self._blocks if not one.used and nbytes <= one.nbytes <= 2 * max(nbytes, BLOCK_NBYTES)
+        ]
+        if fitting:
+            return min(fitting, key=lambda one: one.nbytes)
+        rounded = max(1, -(-nbytes // BLOCK_NBYTES)) * BLOCK_NBYTES
+        try:
+            address = self._runtime.malloc(rounded)
+        except (RuntimeError, MemoryError):  # CUDARuntimeError: there is no more
+            return None
+        block = _Block(address, rounded, bytes(self._runtime.ipcGetMemHandle(address)))
+        self._blocks.append(block)
+        return block
+
+    def _trim(self) -> None:
+        """Free what nobody uses, when all have closed it. Collective."""
+        unused = [one for one in self._blocks if not one.used]
+        for owner, handles in enumerate(self.node.allgather([one.handle for one in unused])):
+            for handle in handles:
+                address = self._opened.pop((owner, handle), None)
+                if address is not None:
+                    self._runtime.ipcCloseMemHandle(address)
+        self.node.Barrier()
+        for one in unused:
+            self._blocks.remove(one)
+            self._runtime.free(one.address)
+        cupy_module().get_default_memory_pool().free_all_blocks()
+
+    def find(self, array: Any) -> GpuPlace | None:
+        """Return where `array` lies, None if that is not in this memory."""
+        address = array.data.ptr
+        for one in self._blocks:
+            if one.used and one.address <= address and address + array.nbytes <= one.address + one.nbytes:
+                return GpuPlace(self.rank, one.handle, address - one.address)
+        return None
+
+    def reach(self, places: Iterable[GpuPlace]) -> None:
+        """Open what is not open yet of others' allocations. Collective, since all must know if one cannot.
+
+        Raises:
+            Unreachable: on all ranks.
+
+        """
+        why = ""
+        for owner, handle, _ in places:
+            if owner != self.rank and (owner, handle) not in self._opened and not why:
+                try:
+                    self._opened[owner, handle] = self._runtime.ipcOpenMemHandle(handle)
+                except RuntimeError as error:
+                    why = f"rank {self.rank} of the node cannot open memory of rank {owner}: {error}"
+        reasons = [one for one in self.node.allgather(why) if one]
+        if reasons:
+            raise Unreachable(reasons[0])
+
+    def view(self, place: GpuPlace, start: int, nbytes: int) -> Any:
+        """Return `nbytes` of any rank's memory from `start` behind a place that was reached; it keeps nothing alive."""
+        if place.owner == self.rank:
+            base = next(one.address for one in self._blocks if one.handle == place.handle)
+        else:
+            base = self._opened[place.owner, place.handle]
+        return self._array(base + place.start + start, nbytes, self)
+
+    def _array(self, address: int, nbytes: int, owner: Any) -> Any:
+        cupy = cupy_module()
+        # Taken to be of the GPU in use even if it is of another one, which this one then accesses.
+        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, cupy.cuda.Device().id)
+        return cupy.ndarray((nbytes,), np.uint8, memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+    def free(self) -> None:
+        """Close and free all; arrays in it must not be used any more. Collective."""
+        for address in self._opened.values():
+            self._runtime.ipcCloseMemHandle(address)
+        self._opened = {}
+        self.node.Barrier()
+        for one in self._blocks:
+            self._runtime.free(one.address)
+        self._blocks = []

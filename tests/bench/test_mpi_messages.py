@@ -1,0 +1,62 @@
+import pytest
+
+from bench.check import ordinary
+from bench.messages import DIRECT, CheckedMessage, message_contenders
+
+pytestmark = pytest.mark.mpi
+
+
+def ring(comm, nsends=3, count=100):
+    rank, nranks = comm.Get_rank(), comm.Get_size()
+    left, right = (rank - 1) % nranks, (rank + 1) % nranks
+    checked = CheckedMessage(count, "float32", rank, True, left, ordinary, ordinary)
+    return checked, message_contenders(comm, 7, right, left, nsends, [checked])
+
+
+def test_a_ring_moves_what_the_neighbour_sent_in_either_form(comm):
+    checked, contenders = ring(comm)
+    for contender in contenders:
+        (plan,) = contender.plans
+        for _ in range(2):
+            checked.reset(comm.Barrier)
+            plan()
+            assert checked.wrong() == 0
+        contender.free()
+
+
+def test_a_message_that_did_not_come_is_seen(comm):
+    checked, contenders = ring(comm)
+    checked.reset(comm.Barrier)
+    assert checked.wrong() == 100
+    for contender in contenders:
+        contender.free()
+
+
+def test_sends_of_a_step_wait_for_nobody_until_its_end(comm):
+    checked, contenders = ring(comm, nsends=2, count=1 << 18)
+    for contender in contenders:
+        (plan,) = contender.plans
+        checked.reset(comm.Barrier)
+        for _ in range(2):
+            plan.send()  # all ranks send before any receives
+        for _ in range(2):
+            plan.receive()
+        plan.finish()
+        assert checked.wrong() == 0
+        plan.shift()
+        plan.finish()
+        contender.free()
+
+
+def test_started_messages_are_complete_after_tests_or_a_wait(comm):
+    checked, contenders = ring(comm)
+    for contender in contenders:
+        (plan,) = contender.plans
+        checked.reset(comm.Barrier)
+        plan.start()
+        while not plan.test():
+            pass
+        plan.wait()
+        assert checked.wrong() == 0
+        contender.free()
+    assert [contender.label for contender in contenders] == ["native", DIRECT]

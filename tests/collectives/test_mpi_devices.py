@@ -1,0 +1,213 @@
+"""Every primitive, native and by hand, on buffers of a GPU, or of the stand-in where there is none."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from bench.check import Checked, on_gpu
+from collectives import PRIMITIVES, allgather, allreduce, broadcast, reduce
+from collectives.operations import OPERATIONS, Operation
+from collectives.plan import NotApplicable
+
+pytestmark = pytest.mark.mpi
+
+CONTENDERS = [
+    (primitive, name)
+    for primitive in PRIMITIVES.values()
+    if not primitive.synchronises
+    for name in ("native", "native_persistent", *primitive.algorithms)
+]
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(gpu):
+    return gpu
+
+
+@pytest.fixture(params=["late", "early"])
+def schedule(request, gpu):
+    """Queued work runs as late as it may, or, in streams that plans make, as early as it may."""
+    if request.param == "early":
+        if not hasattr(gpu, "machine"):
+            pytest.skip("a real GPU has a schedule of its own")
+        gpu.machine.eager = True
+    yield
+    if hasattr(gpu, "machine"):
+        gpu.machine.eager = False
+
+
+def counts_of(primitive, nranks):
+    if primitive.name == "alltoallv":
+        return tuple(tuple((3 * one + 5 * other) % 4 for other in range(nranks)) for one in range(nranks))
+    return tuple((7 * rank + 3) % 5 for rank in range(nranks)) if primitive.name.endswith("v") else None
+
+
+def has_in_place(primitive, nranks):
+    problem = primitive.problem(nranks, nranks)
+    return not primitive.one_buffer and any(primitive.aliasing(problem, rank) for rank in range(nranks))
+
+
+def wrong_elements(comm, problem, algorithm, dtype="float32", op="sum"):
+    """Carry a call out twice; return over all ranks how many elements are wrong, None where it does not apply."""
+    checked = Checked(problem, comm.Get_rank(), dtype, op, on_gpu, on_gpu)
+    more = {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
+    try:
+        plan = problem.primitive.plan(comm, *checked.arrays, algorithm=algorithm, op=op, root=problem.root, **more)
+    except NotApplicable:
+        return None
+    wrong = 0
+    with plan:
+        for _ in range(2):
+            checked.reset()  # which leaves work in the stream
+            plan()
+            wrong += checked.wrong()
+    return comm.allreduce(wrong)
+
+
+@pytest.mark.parametrize(("primitive", "algorithm"), CONTENDERS, ids=lambda one: getattr(one, "name", one))
+def test_every_contender_is_right_on_device_buffers(comm, primitive, algorithm):
+    nranks = comm.Get_size()
+    unmet = primitive.unmet(primitive.problem(nranks, nranks))
+    if unmet:
+        pytest.skip(unmet)
+    counts = counts_of(primitive, nranks)
+    applied = []
+    for place, count in enumerate([12 * nranks] if counts is None else [int(np.sum(counts))]):
+        for in_place in (False, True) if has_in_place(primitive, nranks) else (False,):
+            root = (place + len(algorithm)) % nranks if primitive.rooted else 0
+            problem = primitive.problem(nranks, count, root=root, counts=counts, in_place=in_place)
+            applied.append(wrong_elements(comm, problem, algorithm))
+    assert not any(applied)
+    if all(one is None for one in applied):
+        pytest.skip(f"{algorithm} does not apply to {nranks} ranks on device buffers")
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "spread", "reduce_broadcast", "rabenseifner"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+def test_long_messages_overlap_and_are_right(comm, algorithm, in_place, schedule):
+    problem = allreduce.problem(comm.Get_size(), 700_001, in_place=in_place)
+    assert wrong_elements(comm, problem, f"{algorithm}:piece=300000", "int32") in (0, None)
+    broadcast_problem = broadcast.problem(comm.Get_size(), 700_001)
+    assert wrong_elements(comm, broadcast_problem, "binomial", "float64") == 0
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_every_operation_is_carried_out_on_the_device(comm, op):
+    problem = allreduce.problem(comm.Get_size(), 40)
+    for dtype in ("int32", "uint8", "bool", "float64"):
+        if OPERATIONS[op].undefined_for(np.dtype(dtype)) is None:
+            assert wrong_elements(comm, problem, "ring", dtype, op) == 0
+
+
+def test_half_precision_is_accumulated_in_float32_on_the_device(comm, gpu):
+    n = comm.Get_size()
+    send, recv = gpu.asarray(np.full(100, 0.1, np.float16)), gpu.zeros(100, np.float16)
+    allreduce(comm, send, recv, algorithm="ring:accumulate=float32")
+    exact = np.float32(n) * np.float32(np.float16(0.1))
+    assert (np.abs(recv.get().astype(np.float32) - exact) <= np.spacing(np.float16(exact))).all()
+
+
+def test_a_call_begins_after_the_callers_work_in_its_stream_and_ends_complete(comm, gpu, schedule):
+    n, rank = comm.Get_size(), comm.Get_rank()
+    for count in (5, 400_000):
+        for algorithm in ("native", "ring", "spread"):
+            send, recv = gpu.zeros(count, np.float32), gpu.zeros(count, np.float32)
+            gpu.cuda.get_current_stream().synchronize()
+            with gpu.cuda.Stream(non_blocking=True):
+                send.fill(rank + 1)  # not even begun when the call is made
+                allreduce(comm, send, recv, algorithm=algorithm)
+            assert (recv.get(stream=gpu.cuda.Stream(non_blocking=True)) == n * (n + 1) / 2).all()
+
+
+@pytest.mark.parametrize("algorithm", ["native", "ring"])
+def test_a_call_can_be_split_into_start_test_and_wait(comm, gpu, algorithm):
+    n = comm.Get_size()
+    send, recv = gpu.asarray(np.ones(600_000, np.float32)), gpu.zeros(600_000, np.float32)
+    with allreduce.plan(comm, send, recv, algorithm=algorithm) as plan:
+        for finish in ("wait", "test"):
+            recv.fill(0)
+            plan.start()
+            if finish == "wait":
+                plan.wait()
+            else:
+                while not plan.test():
+                    pass
+            assert (recv.get() == n).all()
+
+
+@pytest.mark.parametrize("algorithm", ["native", "ring", "recursive_doubling", "spread"])
+def test_copies_and_waits_of_a_call_are_those_designed(comm, standin, algorithm):
+    from collectives.staging import copies, synchronisations
+
+    n, counts = comm.Get_size(), standin.machine.counts
+    send, recv = standin.asarray(np.ones(4 * n, np.float32)), standin.zeros(4 * n, np.float32)
+    with allreduce.plan(comm, send, recv, algorithm=algorithm) as plan:
+        standin.machine.run_all()
+        counts.clear()
+        plan()
+        seen = counts["device to host"], counts["host to device"], counts["synchronisations"]
+        assert standin.machine.idle  # the call ends complete
+        designed = (1, 1, 2) if algorithm == "native" else (*copies(plan.layout), synchronisations(plan.layout))
+        assert seen == designed
+        if algorithm == "ring":
+            assert seen == ((n, 2 * (n - 1), n + 1) if n > 1 else (0, 0, 1))
+            assert counts["kernels"] == n - 1
+
+
+def test_the_receive_buffer_of_a_rank_without_result_stays_as_it_is(comm, gpu):
+    rank = comm.Get_rank()
+    for algorithm in ("native", "binomial"):
+        send, recv = gpu.asarray(np.ones(9, np.float32)), gpu.zeros(9, np.float32)
+        recv.fill(5)
+        reduce(comm, send, recv, root=0, algorithm=algorithm)
+        assert (recv.get() == (comm.Get_size() if rank == 0 else 5)).all()
+
+
+def test_one_shot_calls_keep_their_plan(comm, gpu):
+    n = comm.Get_size()
+    send, recv = gpu.asarray(np.ones(9, np.float32)), gpu.zeros(9, np.float32)
+    for value in (1, 2, 3):
+        send.fill(value)
+        allreduce(comm, send, recv, algorithm="ring")
+        assert (recv.get() == n * value).all()
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason(comm, gpu):
+    n = comm.Get_size()
+    device, host = gpu.zeros(4, np.float32), np.zeros(4, np.float32)
+    with pytest.raises(ValueError, match="one of send and receive buffer lies on the GPU"):
+        allreduce(comm, device, host, algorithm="ring")
+    with pytest.raises(ValueError, match=r"is not C-contiguous; pass cupy\.ascontiguousarray"):
+        allreduce(comm, gpu.zeros(8, np.float32)[::2], device, algorithm="ring")
+    both = gpu.zeros(4 * n, np.float32)
+    with pytest.raises(ValueError, match="send and receive buffer overlap"):
+        allgather(comm, both[:4], both, algorithm="ring")
+
+
+def test_debug_mode_guards_buffers_on_the_device(comm, gpu, monkeypatch, capfd):
+    monkeypatch.setenv("COLLBENCH_DEBUG", "1")
+    n = comm.Get_size()
+    send, recv = gpu.asarray(np.ones(9, np.float32)), gpu.zeros(9, np.float32)
+    with allreduce.plan(comm, send, recv, algorithm="ring") as plan:
+        plan()
+    assert (recv.get() == n).all()
+    assert ("host[" in capfd.readouterr().err) == (n > 1)
+
+
+def test_an_operation_of_your_own_gets_device_arrays(comm, gpu):
+    n = comm.Get_size()
+
+    def add(left, right, out):
+        assert isinstance(out, gpu.ndarray)
+        gpu.add(left, right, out)
+
+    own = Operation("own sum", add)
+    send, recv = gpu.asarray(np.ones(9, np.float32)), gpu.zeros(9, np.float32)
+    allreduce(comm, send, recv, algorithm="recursive_doubling", op=own)
+    assert (recv.get() == n).all()
+
+
+def test_mpi_can_be_named_in_place(comm, gpu):
+    recv = gpu.asarray(np.ones(9, np.float32))
+    allreduce(comm, MPI.IN_PLACE, recv, algorithm="ring")
+    assert (recv.get() == comm.Get_size()).all()

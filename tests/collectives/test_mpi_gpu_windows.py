@@ -1,0 +1,145 @@
+"""Algorithms on GPU memory that ranks share, on the stand-in where there is no GPU."""
+
+import numpy as np
+import pytest
+
+from bench.check import Checked, on_gpu
+from collectives import PRIMITIVES, allgather, alloc, allreduce
+from collectives.attached import attached_to
+from collectives.ipc import BLOCK_NBYTES
+from collectives.plan import NotApplicable
+
+pytestmark = pytest.mark.mpi
+
+WINDOWED = [
+    (primitive, algorithm)
+    for primitive in PRIMITIVES.values()
+    for algorithm in primitive.algorithms.values()
+    if algorithm.shares_memory(primitive.problem(2, 2)) and not primitive.synchronises
+]
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(gpu, comm):
+    """A GPU whose driver lets processes share memory."""
+    reason, array = "", gpu.empty(4)
+    try:
+        gpu.cuda.runtime.ipcGetMemHandle(array.data.ptr)
+    except RuntimeError as error:
+        reason = str(error)
+    if any(comm.allgather(bool(reason))):
+        pytest.skip(f"no CUDA IPC here: {reason}")
+
+
+def registered(comm):
+    return lambda nbytes: alloc(comm, nbytes, np.uint8, device="cuda")
+
+
+def complete():
+    """Whether nothing that a call began is still to be done, as far as that can be seen."""
+    import cupy
+
+    return not hasattr(cupy, "machine") or cupy.machine.idle
+
+
+def wrong_elements(comm, problem, algorithm, memory):
+    empty = on_gpu if memory == "plain" else registered(comm)
+    checked = Checked(problem, comm.Get_rank(), "float32", "sum", empty, empty)
+    more = {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
+    try:
+        plan = problem.primitive.plan(comm, *checked.arrays, algorithm=algorithm, root=problem.root, **more)
+    except NotApplicable:
+        return None
+    wrong = 0
+    with plan:
+        for _ in range(3):
+            checked.reset()
+            comm.Barrier()
+            plan()
+            assert complete()
+            wrong += checked.wrong()
+            comm.Barrier()  # before a fast rank sets its buffers anew
+    return comm.allreduce(wrong)
+
+
+@pytest.mark.parametrize("memory", ["plain", "registered"])
+@pytest.mark.parametrize(("primitive", "algorithm"), WINDOWED, ids=lambda one: one.name)
+def test_every_windowed_algorithm_is_right_on_gpu_memory(fresh_comm, primitive, algorithm, memory):
+    nranks = fresh_comm.Get_size()
+    if primitive.unmet(primitive.problem(nranks, nranks)):
+        pytest.skip("does not apply to this number of ranks")
+    counts = None
+    if primitive.name == "alltoallv":
+        counts = tuple(tuple((3 * one + 5 * other) % 4 for other in range(nranks)) for one in range(nranks))
+    elif primitive.name.endswith("v"):
+        counts = tuple((7 * rank + 3) % 5 for rank in range(nranks))
+    count = 12 * nranks if counts is None else int(np.sum(counts))
+    problem = primitive.problem(nranks, count, root=nranks - 1 if primitive.rooted else 0, counts=counts)
+    wrong = wrong_elements(fresh_comm, problem, algorithm, memory)
+    if wrong is None:
+        pytest.skip("does not apply")
+    assert wrong == 0
+
+
+@pytest.mark.parametrize("algorithm", ["window_one_shot", "window_pull"])
+def test_long_vectors_and_in_place_calls_are_right(fresh_comm, algorithm):
+    for memory in ("plain", "registered"):
+        for in_place in (False, True):
+            problem = allreduce.problem(fresh_comm.Get_size(), 200_003, in_place=in_place)
+            if algorithm in allreduce.algorithms:
+                assert wrong_elements(fresh_comm, problem, algorithm, memory) in (0, None)
+
+
+def test_registered_memory_crosses_no_host_and_is_not_copied(fresh_comm, standin):
+    n, counts = fresh_comm.Get_size(), standin.machine.counts
+    send, recv = (alloc(fresh_comm, 64 * n, np.float32, device="cuda") for _ in range(2))
+    send.fill(1)
+    name = next(one.name for other, one in WINDOWED if other is allreduce)
+    with allreduce.plan(fresh_comm, send, recv, algorithm=name) as plan:
+        plan()
+        counts.clear()
+        plan()
+        assert counts["device to host"] == counts["host to device"] == 0
+        assert standin.machine.idle
+    assert (recv.get() == n).all()
+
+
+def test_two_arrays_in_one_allocation_are_told_apart(fresh_comm):
+    n, rank = fresh_comm.Get_size(), fresh_comm.Get_rank()
+    both = alloc(fresh_comm, 8 + 8 * n, np.float32, device="cuda")
+    send, recv = both[:8], both[8:]
+    send.fill(rank + 1)
+    recv.fill(0)
+    fresh_comm.Barrier()
+    problem = allgather.problem(n, 8 * n)
+    for name in [one.name for other, one in WINDOWED if other is allgather and not one.unmet(problem)]:
+        allgather(fresh_comm, send, recv, algorithm=name)
+        np.testing.assert_array_equal(recv.get(), np.repeat(np.arange(n) + 1, 8).astype(np.float32))
+
+
+def test_memory_is_used_again_and_a_handle_opened_once(fresh_comm, standin):
+    memory = attached_to(fresh_comm).gpu
+    for _ in range(5):
+        one = alloc(fresh_comm, 100, np.float32, device="cuda")
+        place = memory.find(one)
+        memory.reach(fresh_comm.allgather(place))
+        del one
+    assert len(memory._blocks) == 1
+    assert len(memory._opened) == fresh_comm.Get_size() - 1
+    assert memory._blocks[0].nbytes == BLOCK_NBYTES
+
+
+def test_a_gpu_without_room_is_told_on_all_ranks_and_nothing_is_lost(fresh_comm, standin):
+    kept = alloc(fresh_comm, 4, np.float32, device="cuda")
+    used = standin.machine.used_nbytes
+    wanted = 1 << 31 if fresh_comm.Get_rank() == 0 else 4
+    with pytest.raises(MemoryError, match="the GPU has no"):
+        alloc(fresh_comm, wanted, np.uint8, device="cuda")
+    assert standin.machine.used_nbytes <= used
+    kept.fill(3)
+    assert kept.get().tolist() == [3, 3, 3, 3]
+
+
+def test_an_unknown_device_is_refused(comm):
+    with pytest.raises(ValueError, match="there is no device 'tpu'"):
+        alloc(comm, 4, np.float32, device="tpu")

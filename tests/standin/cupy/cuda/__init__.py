@@ -1,0 +1,36 @@
+"""Streams, events and devices of the stand-in."""
+
+from .._array import MemoryPointer, UnownedMemory
+from .._machine import Event, Stream, machine
+from . import memory, runtime
+
+
+def get_current_stream():
+    return machine.stream()
+
+
+class Device:
+    """One of the GPUs."""
+
+    def __init__(self, device=None):
+        self.id = machine.device if device is None else int(device)
+
+    def use(self):
+        runtime.setDevice(self.id)
+
+    def __enter__(self):
+        self._before, machine.device = machine.device, self.id
+        return self
+
+    def __exit__(self, *exception):
+        machine.device = self._before
+
+    def synchronize(self):
+        runtime.deviceSynchronize()
+
+    @property
+    def mem_info(self):
+        return runtime.memGetInfo()
+
+
+__all__ = ["Device", "Event", "MemoryPointer", "Stream", "UnownedMemory", "get_current_stream", "memory", "runtime"]

@@ -1,0 +1,5 @@
+"""Errors of memory."""
+
+from .._machine import OutOfMemoryError
+
+__all__ = ["OutOfMemoryError"]

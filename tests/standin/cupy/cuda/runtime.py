@@ -1,0 +1,109 @@
+"""The part of the CUDA runtime that is used by its own names."""
+
+import ctypes
+import hashlib
+import os
+import struct
+
+from .._machine import Allocation, CUDARuntimeError, Opened, machine, unlocked
+
+memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3  # noqa: N816 -- CUDA's names
+
+
+def memcpyAsync(dst, src, size, kind, stream):
+    """Queue a copy; its host side must be pinned, or CUDA would not do it beside other work."""
+    down = kind == memcpyDeviceToHost
+    if kind not in (memcpyHostToDevice, memcpyDeviceToHost):
+        raise CUDARuntimeError(f"the stand-in copies between host and device only, not in the way {kind}")
+    device, host = (src, dst) if down else (dst, src)
+    memory = machine.allocation_at(device, size)
+    if not machine.is_pinned(host, size):
+        raise CUDARuntimeError("the stand-in wants pinned memory for a copy beside other work")
+
+    def run():
+        with unlocked(memory):
+            ctypes.memmove(dst, src, size)
+
+    machine.counts["device to host" if down else "host to device"] += 1
+    machine.streams[stream].put(run)
+
+
+def malloc(size):
+    one = Allocation(size)
+    machine.kept[one.ptr] = one
+    return one.ptr
+
+
+def free(ptr):
+    del machine.kept[ptr]
+
+
+def memcpy(dst, src, size, kind):
+    """Copy at once, after all work: like CUDA's null stream."""
+    machine.run_all()
+    memory = machine.allocation_at(src if kind == memcpyDeviceToHost else dst, size)
+    with unlocked(memory):
+        ctypes.memmove(dst, src, size)
+
+
+HANDLE = struct.Struct("=qqqq32x")
+
+
+def ipcGetMemHandle(devPtr):  # noqa: N803
+    """Name the whole allocation in which `devPtr` lies, as CUDA does."""
+    one = machine.allocation_at(devPtr, 0)
+    return HANDLE.pack(os.getpid(), one.file, one.size, one.device)
+
+
+def ipcOpenMemHandle(handle, flags=1):
+    """Return where another process's allocation begins here. CUDA refuses a process's own."""
+    process, file, size, device = HANDLE.unpack(handle)
+    if process == os.getpid():
+        raise CUDARuntimeError("cudaErrorDeviceUninitialized: a process cannot open its own handle")
+    one = Opened(process, file, size, device)
+    machine.kept[one.ptr] = one
+    return one.ptr
+
+
+def ipcCloseMemHandle(devPtr):  # noqa: N803
+    del machine.kept[devPtr]
+
+
+def getDeviceCount():
+    if "STANDIN_FAILS" in os.environ:
+        raise CUDARuntimeError(os.environ["STANDIN_FAILS"])
+    if not machine.ngpus:
+        raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+    return machine.ngpus
+
+
+def getDevice():
+    return machine.device
+
+
+def setDevice(device):
+    if not 0 <= device < machine.ngpus:
+        raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+    machine.device = device
+
+
+def getDeviceProperties(device):
+    uuid = hashlib.blake2b(f"stand-in {device}".encode(), digest_size=16).digest()
+    return {"name": b"stand-in", "uuid": uuid, "totalGlobalMem": machine.told_nbytes, "pciBusID": device}
+
+
+def memGetInfo():
+    return machine.told_nbytes - machine.used_nbytes, machine.told_nbytes
+
+
+def driverGetVersion():
+    return 0
+
+
+def runtimeGetVersion():
+    return 0
+
+
+def deviceSynchronize():
+    machine.counts["synchronisations"] += 1
+    machine.run_all()
