@@ -85,6 +85,10 @@ CAUTIONS: Mapping[str, Caution] = {
         f"over {LATE:.0%} of the samples taken again, since a rank was late for the start",
         lambda settings: "try --sync barrier",
     ),
+    "unproven": Caution(
+        "nothing but a variable's value shows that the library ran this algorithm of its own",
+        lambda settings: "see evidence in the rows, and do not build on the name",
+    ),
 }
 
 
@@ -100,7 +104,7 @@ def found(
     governed: bool = False,
     shared_gpu: bool = False,
 ) -> tuple[str, ...]:
-    """Return the cautions for one contender's samples, in the order in which they were taken.
+    """Return the cautions that the samples of one contender give, in the order in which they were taken.
 
     `times` (of one call; `calls` make a sample), `skew` and `empty` (the time of an empty call) share a unit; `load` is
     CPUs busy with other programs, None where not known.

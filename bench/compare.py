@@ -23,6 +23,7 @@ from bench.usage import UsageError
 POINT = (
     "primitive",
     "algorithm",
+    "requested",
     "ngroups",
     "stride",
     "nnodes",
@@ -211,7 +212,8 @@ def _p_value(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
 
 
 def _get(row: Mapping[str, Any], column: str) -> Any:
-    defaults = {"cadence": "isolated", "sync": "barrier"}  # what all rows of the first schema were made with
+    # What all rows of earlier schemas were made with.
+    defaults = {"cadence": "isolated", "sync": "barrier", "requested": ""}
     return row.get(column) or defaults.get(column, row.get(column))
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from bench.check import Checked
+from bench.library import NOTHING, OwnAlgorithms
 from bench.options import Options
+from bench.rows import is_forced
 from bench.timing import seconds_of
 from bench.usage import UsageError
 from collectives.buffers import Arena
-from collectives.registry import Nodes, Primitive, nodes_of
+from collectives.registry import Nodes, Primitive, UnknownNameError, nodes_of
 
 NATIVE = "native"
 OUT_OF_MEMORY = "out of memory"
 NATIVE_FORMS = (NATIVE, "native_persistent")
+ALL = "all"  # what competes unless algorithms are named
 
 
 @dataclass
@@ -29,6 +33,14 @@ class Contender:
     first_seconds: float = 0.0  # of its first call, on the slowest rank
     reason: str = ""
     wrong: int | None = None
+    told: dict[str, Any] = field(default_factory=dict)  # columns of its row that only the library can tell
+
+    def armed(self) -> AbstractContextManager[None]:
+        """Return a context in which calls of its plans need not set anything themselves."""
+        contexts = [one.armed for one in self.plans if hasattr(one, "armed")]  # replays and idle ranks set nothing
+        if len(contexts) > 1:
+            return _together(contexts)
+        return contexts[0]() if contexts else nullcontext()
 
     def free(self) -> None:
         """Give back what MPI holds."""
@@ -42,23 +54,37 @@ def nodes_seen(options: Options, nodes: Nodes, nranks: int) -> Nodes:
     return nodes if options.ppn is None else nodes_of(nranks, options.ppn)
 
 
-def labels(primitive: Primitive, options: Options, nnodes: int = 1) -> list[str]:
+@contextmanager
+def _together(contexts: Sequence[Callable[[], AbstractContextManager[None]]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in contexts:
+            stack.enter_context(one())
+        yield
+
+
+def labels(primitive: Primitive, options: Options, nnodes: int = 1, own: OwnAlgorithms = NOTHING) -> list[str]:
     """Return the names of the contenders for `primitive`, the baseline first.
 
-    What goes by nodes is left out on a single one unless it is named: there it is its inner part alone.
+    What goes by nodes is left out on a single one unless it is named: there it is its inner part alone. An algorithm of
+    the library's `own` brings ours of the same name along.
 
     Raises:
         UsageError: a parameter that an algorithm does not have, or a value that does not fit.
 
     """
     how = {"accumulate": options.accumulate} if options.accumulate and primitive.combines else {}
+    by_hand = [one for one in primitive.algorithms.values() if nnodes > 1 or not one.takes_nodes]
+    everything = [*NATIVE_FORMS, *(one.with_parameters(how).label for one in by_hand)]
     if not options.algorithms:
-        by_hand = [one for one in primitive.algorithms.values() if nnodes > 1 or not one.takes_nodes]
-        return [*NATIVE_FORMS, *(one.with_parameters(how).label for one in by_hand)]
+        return everything
     chosen = [NATIVE]
     for specification in options.algorithms:
         name = specification.partition(":")[0]
-        if name in NATIVE_FORMS:
+        if name == ALL:
+            chosen.extend(everything)
+        elif is_forced(specification):
+            chosen.extend(own.labels(primitive, specification))
+        elif name in NATIVE_FORMS:
             chosen.append(specification)
         elif name in primitive.algorithms:
             try:
@@ -95,7 +121,7 @@ def make_ready(
                 plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena, ppn))
                 contender.plan_seconds = contender.plan_seconds or seconds
                 contender.plans.append(plan)
-            except (NotApplicable, SharedMemoryError) as reason:
+            except (NotApplicable, SharedMemoryError, UnknownNameError) as reason:
                 contender.reason = str(reason)
             except MemoryError as reason:
                 lacking = f"{OUT_OF_MEMORY}: {reason}"

@@ -14,14 +14,16 @@ from bench.clocks import Clocks
 from bench.contenders import NATIVE, OUT_OF_MEMORY, Contender, agree, make_ready, nodes_seen
 from bench.groups import Group
 from bench.guard import Guard
+from bench.guess import distance, guess
 from bench.idle import Idle
 from bench.job import THREAD_LEVELS, Job
 from bench.launch import Launch
+from bench.library import told
 from bench.load import Load
 from bench.memories import buffer_sets
 from bench.options import Options
 from bench.points import Point, fingerprint
-from bench.rows import Row
+from bench.rows import Row, is_forced
 from bench.samples import Samples
 from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
@@ -104,7 +106,7 @@ class Measuring:
         made = self._skipped(point, names, reason) if reason else self._measured(point, names, keep or _forget)
         if self.gpu is not None:
             gpus.release()  # what other ranks on this GPU may need
-        return [row for row in made if row.algorithm not in done]
+        return [row for row in made if (row.requested or row.algorithm) not in done]
 
     def _skipped(self, point: Point, names: Sequence[str], reason: str) -> list[Row]:
         return self._rows(point, [Contender(name, reason=reason) for name in names])
@@ -127,6 +129,9 @@ class Measuring:
             return self._skipped(point, [*names, *(one.label for one in others)], str(reason))
         try:
             ready = [one for one in contenders if one.plans]
+            for one in contenders if self.group.taking_part else ():
+                self.guard.alive()
+                one.told = told(one.label, one.plans)
             costs = self._costs(ready, sets)
             self.first_calls(ready, sets)
             right = [one for one in ready if not one.wrong]
@@ -138,6 +143,7 @@ class Measuring:
             samples = dict(zip(names, self.sample(right, point.primitive.legs), strict=False))
             load = self.load.look()
             self.check(right, sets)
+            self._guess(point, right, samples)
         finally:
             for contender in contenders:
                 contender.free()
@@ -199,9 +205,25 @@ class Measuring:
             firsts,
             shared=self.clocks.relation.shared,
             alive=self.guard.alive,
+            armed=[one.armed for one in contenders],
             relax=self.start.relax if isinstance(self.start, Deadline) else _content,
         )
         return [one.scaled(1 / legs) for one in taken]
+
+    def _guess(self, point: Point, contenders: Sequence[Contender], samples: Mapping[str, Samples]) -> None:
+        """Let the row of the library's default say which of the library's own algorithms it most likely is."""
+        rivals = [one for one in contenders if is_forced(one.label)]
+        native = [one for one in contenders if one.label == NATIVE]
+        if len(rivals) < 2 or not native:  # of one alone nothing can be told
+            return
+        distances = np.full(len(rivals), np.inf)
+        if self.job.leads:
+            for place, one in enumerate(rivals):
+                distances[place] = distance(samples.get(NATIVE), samples.get(one.label))
+        order = np.argsort(self.job.follow(distances), kind="stable")
+        self.guard.alive()
+        if self.group.taking_part:
+            native[0].told = guess(self.group.comm, point, [rivals[place].plans[0].running for place in order])
 
     def _buffer_sets(self, point: Point) -> list[Checked]:
         group, problem = self.group, point.problem(self.group.nranks)
@@ -266,7 +288,9 @@ class Measuring:
             self.guard.alive()
             for place, checked in enumerate(sets):
                 checked.reset(self.barrier)
-                _, seconds = seconds_of(contender.plans[place])
+                with contender.armed():
+                    self.barrier()
+                    _, seconds = seconds_of(contender.plans[place])
                 if firsts is not None and place == 0:
                     firsts[index] = seconds
                 if self.options.check:

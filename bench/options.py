@@ -15,6 +15,8 @@ from typing import Literal, NoReturn
 
 from bench import __version__, strategy_options
 from bench.groups import Split, parse_groups
+from bench.library import name_of
+from bench.rows import is_forced
 from bench.sizes import geometric, parse_size
 from bench.strategy_options import SHORT, StrategyOptions
 from bench.usage import UsageError
@@ -38,6 +40,7 @@ examples:
   mpirun -n 8 python -m bench.sweep
   mpirun -n 4 python -m bench.sweep allreduce -b 1K -e 64M -f 4
   mpirun -n 4 python -m bench.sweep broadcast -a binomial,chain:segments=16 -d float32,float64
+  mpirun -n 4 python -m bench.sweep allreduce -a all,native:all
   mpirun -n 8 python -m bench.sweep --strategy all --model llama3-8b --mesh tp=2,cp=2,dp=2 --scale-bytes 1/64
 
 SIZE is the whole vector in bytes, as nccl-tests counts it: 8, 4K, 1.5M, 2GiB, in powers of 1024.
@@ -290,7 +293,12 @@ def _algorithms(text: str, contenders: Collection[str]) -> tuple[str, ...]:
             specifications[-1] += f":{word}"
         else:
             specifications.append(word)
-    _known([one.partition(":")[0] for one in specifications], "--algorithm", "algorithm", contenders)
+    own = [one for one in contenders if is_forced(one)]
+    forced = [name_of(one) for one in specifications if is_forced(one)]
+    if own:  # where the library cannot be told what to run, what is asked of it is left out, with a note
+        _known(forced, "--algorithm", "algorithm", own)
+    by_hand = [one.partition(":")[0] for one in specifications if not is_forced(one)]
+    _known(by_hand, "--algorithm", "algorithm", [*(one for one in contenders if not is_forced(one)), "all"])
     return tuple(dict.fromkeys(each for one in specifications for each in _alternatives(one)))
 
 
@@ -341,7 +349,10 @@ def _parser() -> _Parser:
     what.add_argument(
         "primitives", nargs="*", metavar="PRIMITIVE", help=f"such as allreduce, or all (default: {', '.join(DEFAULT)})"
     )
-    names = "contenders, with parameters as in chain:segments=16; native, the baseline, is measured in any case"
+    names = (
+        "contenders, with parameters as in chain:segments=16; native, the baseline, is measured in any case; "
+        "native:ring, native:all: the library's own (python -m bench.native lists them), and ours of the same name"
+    )
     valued(what, "-a --algorithm", "NAME,...", "", names)
     valued(what, "-d --dtype", "TYPE,...", "float32", ", ".join(DTYPES))
     valued(what, "--op", "OP,...", "sum", f"how values are combined: {', '.join(OPERATIONS)}")

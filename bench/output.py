@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bench.rows import ROWS_FILE, Row, RowWriter, read_rows, write_run
 from bench.samples import Samples
 from bench.sizes import format_size
 from bench.table import SAMPLES_FILE, SamplesTable
+from bench.twins import flags
 
 # What the table shows: heading, width, how a row's value is written.
 COLUMNS = (
@@ -40,6 +42,7 @@ class Output:
         self._steps: RowWriter | None = None
         self._table: SamplesTable | None = None
         self._cautions: list[list[str]] = []
+        self._own: list[dict[str, Any]] = []  # rows of the library's own algorithms
         self._settings = {**facts["made_with"]["options"], "oversubscribed": facts["oversubscribed"]} if leads else {}
         if leads:
             folder.mkdir(parents=True, exist_ok=True)
@@ -66,6 +69,8 @@ class Output:
             self._say(table_line(row))
             if row.time_us_p50 is not None:
                 self._cautions.append(row.cautions.split())
+            if row.requested:
+                self._own.append(asdict(row))
 
     def write_step(self, row: PatternRow) -> None:
         """Append a row about a training step to the file of such rows and to its table."""
@@ -125,7 +130,8 @@ class Output:
         if self.leads:
             write_run(self.folder, {**self.facts, **facts})
             words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-            for sentence in () if self.quiet else sentences(self._cautions, self._settings):
+            notes = [*sentences(self._cautions, self._settings), *flags(self._own)]
+            for sentence in () if self.quiet else notes:
                 print(f"note: {sentence}", file=sys.stderr, flush=True)
             self._say(f"# {'FAILED' if counts.get('wrong') else 'OK'}: {words or 'no'} rows in {self.folder}/")
 
@@ -162,6 +168,8 @@ def table_line(row: Row) -> str:
     where = "" if row.memory == "plain" else f", {row.memory}"
     cells = [str(row.nbytes), row.primitive, row.algorithm + where, *times, *widths, ratio, _number(row.wrong, 0)]
     note = "" if row.status == "ok" else f"  # {row.status}: {row.reason}"
+    if row.requested not in ("", row.algorithm):
+        note += f"  # {row.requested} was asked for"
     return line_of(cells) + note
 
 

@@ -1,8 +1,8 @@
 """Pictures of a run, drawn from its rows and nothing else.
 
-Per primitive: time and bus bandwidth against message size. For the run: a map of the best hand-written algorithm
-against the library. Figures are made without pyplot, on the Agg canvas, so no display, backend setting or global
-figure is ever involved.
+Per primitive: time and bus bandwidth against message size, and the library's own algorithms with its default. For the
+run: a map of the best hand-written algorithm against the library. Figures are made without pyplot, on the Agg canvas,
+so no display, backend setting or global figure is ever involved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from bench.rows import is_handwritten
+from bench.regret import own_rows
+from bench.rows import is_forced, is_handwritten
 from bench.sizes import format_size
 from bench.tables import best_handwritten, drawable, measured, shared_settings, sweeps
 
@@ -66,6 +67,9 @@ class Measure:
 
 
 TIME = Measure("time", "time", "time per call, median (µs)", "time_us_p50", True)
+LIBRARY = Measure(
+    "library", "the library's own algorithms and its default", "time over that of the fastest of them", "over", True
+)
 BUSBW = Measure("busbw", "bus bandwidth", "bus bandwidth at the median time (GB/s)", "busbw_GBps", False)
 
 
@@ -81,7 +85,9 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, list[Path]]:
         pictures[""] = save({HEATMAP: heatmap(table)}, folder / PLOTS_FOLDER)
         for name, sweep in sweeps(table):
             stem = name.replace(", ", "_").replace(" ", "-").replace("/", "-")
-            figures = {f"{stem}_{measure.name}": against_size(name, sweep, measure) for measure in (TIME, BUSBW)}
+            others = sweep[~sweep["algorithm"].map(is_forced)]
+            figures = {f"{stem}_{measure.name}": against_size(name, others, measure) for measure in (TIME, BUSBW)}
+            figures[f"{stem}_{LIBRARY.name}"] = library(name, sweep)
             pictures[name] = save(figures, folder / PLOTS_FOLDER)
     return pictures
 
@@ -100,10 +106,26 @@ def against_size(name: str, rows: pd.DataFrame, measure: Measure) -> Figure | No
     (_lines if several else _dots)(axes, drawn, measure)
     title(axes, f"{name}: {measure.title}", shared_settings(rows))
     notes = ["band: 5th to 95th percentile"]
+    if measure is LIBRARY:
+        notes = ["band: native's 5th to 95th percentile", "where native leaves 1, the library has something faster"]
     if masked:
         notes.append(f"{masked} value{'s' * (masked > 1)} of 0 or below not drawn")
     footnote(axes, "; ".join(notes))
     return figure
+
+
+def library(name: str, rows: pd.DataFrame) -> Figure | None:
+    """Return the figure of the library's own algorithms and its default over them, or None where none was measured.
+
+    Drawn is how many times the fastest of them each takes: where the default leaves 1, another choice was better.
+    """
+    drawn = drawable(pd.concat([rows[rows["algorithm"] == "native"], own_rows(rows)]), "time_us_p50")
+    if drawn["contender"].nunique() < 2:
+        return None
+    fastest = drawn.groupby("nbytes")["time_us_p50"].transform("min")
+    names = drawn["contender"].str.removeprefix("native:")
+    drawn = drawn.assign(**{LIBRARY.column: drawn["time_us_p50"] / fastest, "contender": names})
+    return against_size(name, drawn, LIBRARY)
 
 
 def heatmap(table: pd.DataFrame) -> Figure | None:
@@ -155,7 +177,7 @@ def _band(rows: pd.DataFrame, measure: Measure) -> tuple[pd.Series, pd.Series]:
     for column in ("time_us_p5", "time_us_p95"):
         part = rows[column] / middle
         part = part.where((part > 0) & np.isfinite(part), 1.0)
-        ends.append(rows[measure.column] * (part if measure is TIME else 1 / part))
+        ends.append(rows[measure.column] * (1 / part if measure is BUSBW else part))
     return np.minimum(*ends), np.maximum(*ends)
 
 
@@ -190,6 +212,8 @@ def _looks(contenders: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _lines(axes: Axes, rows: pd.DataFrame, measure: Measure) -> None:
     """Draw a line a contender over the sizes; size 0 stands apart, left of all others."""
     looks = _looks(list(rows["contender"].unique()))
+    if measure is LIBRARY and "native" in looks:
+        looks["native"]["zorder"] = 4  # over all others
     sizes = sorted(rows["nbytes"].unique().tolist())
     positive = [nbytes for nbytes in sizes if nbytes > 0]
     slot = {0: positive[0] / (positive[1] / positive[0] if len(positive) > 1 else 2)}
@@ -202,8 +226,10 @@ def _lines(axes: Axes, rows: pd.DataFrame, measure: Measure) -> None:
         for joined in (part["nbytes"] > 0, part["nbytes"] == 0):  # no line leads to size 0, nor a band
             if not joined.any():
                 continue
-            axes.fill_between(where[joined], low[joined], high[joined], color=look["color"], alpha=0.13, linewidth=0)
             axes.plot(where[joined], values[joined], **look)
+            if measure is LIBRARY and name != "native":  # bands of what only surrounds the default would hide it
+                continue
+            axes.fill_between(where[joined], low[joined], high[joined], color=look["color"], alpha=0.13, linewidth=0)
             if joined.sum() == 1:  # a band of one point has no width
                 axes.vlines(where[joined], low[joined], high[joined], color=look["color"], alpha=0.25, linewidth=5)
         ends[str(name)] = (float(where.iloc[-1]), float(values.iloc[-1]))
@@ -217,7 +243,8 @@ def _lines(axes: Axes, rows: pd.DataFrame, measure: Measure) -> None:
         axes.set_yscale("log")
         bottom, top = axes.get_ylim()
         # Powers of ten alone would leave a narrow range with one tick or none.
-        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if top / bottom > 300 else (1, 2, 5)))
+        marks = (1,) if top / bottom > 300 else (1, 2, 5) if top / bottom > 8 else (1, 1.5, 2, 3, 5, 7)
+        axes.yaxis.set_major_locator(LogLocator(subs=marks))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     else:
@@ -262,7 +289,7 @@ def _bottom(group: Sequence[float], gap: float) -> float:
 
 def _dots(axes: Axes, rows: pd.DataFrame, measure: Measure) -> None:
     """Draw one size: a contender a line, the best on top, with its value written beside it."""
-    ordered = rows.sort_values(measure.column, ascending=measure is TIME, kind="stable")
+    ordered = rows.sort_values(measure.column, ascending=measure is not BUSBW, kind="stable")
     looks = _looks(list(ordered["contender"].unique()))
     lows, highs = _band(ordered, measure)
     end = float(highs.max())

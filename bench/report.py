@@ -13,10 +13,12 @@ import pandas as pd
 from bench.cautions import FEW, WIDE, sentences
 from bench.pattern_plots import draw_patterns
 from bench.pattern_rows import STRATEGIES_FILE, read_patterns
-from bench.plots import draw
-from bench.rows import ROWS_FILE, RUN_FILE, RowsError, read_rows, read_run
+from bench.plots import LIBRARY, draw
+from bench.regret import Best, cells, guesses, same_algorithm
+from bench.rows import ROWS_FILE, RUN_FILE, RowsError, is_forced, read_rows, read_run
 from bench.sizes import format_size
 from bench.tables import best_handwritten, drawable, measured, sweeps
+from bench.twins import flags
 from bench.usage import UsageError
 
 REPORT_FILE = "report.md"
@@ -27,6 +29,10 @@ NEWEST = "newest"
 RATIO = (
     "Native time over the algorithm's time, the median of paired samples with its 95% interval: above 1, the "
     "hand-written algorithm is faster."
+)
+REGRET = (
+    "How many times as long the default took as the library's own best, and as ours, paired sample by sample, with the "
+    "95% interval; bold where it excludes 1."
 )
 LEFT_OUT = ("primitive", "algorithm", "dtype", "op", "memory", "status", "reason")
 MEASURES = {
@@ -120,7 +126,7 @@ def markdown(
     """
     table = measured(rows)
     parts = [f"# {name}"]
-    cautions = [*warnings(rows, facts), *notices]
+    cautions = [*warnings(rows, facts), *flags(rows), *notices]
     if cautions:
         parts += ["## Warnings", "\n".join(f"- {_escaped(caution)}" for caution in cautions)]
     best = best_handwritten(table)
@@ -130,10 +136,13 @@ def markdown(
     if pictures.get(STEPS):
         parts += [f"## {STEPS}", *_shown(STEPS, pictures[STEPS])]
     for sweep, part in sweeps(table):
-        parts += [f"## {sweep}", *_shown(sweep, pictures.get(sweep, ()))]
+        own = [path for path in pictures.get(sweep, ()) if path.stem.endswith(f"_{LIBRARY.name}")]
+        parts += [f"## {sweep}", *_shown(sweep, [path for path in pictures.get(sweep, ()) if path not in own])]
+        others = part[~part["algorithm"].map(is_forced)]
         for caption, column in MEASURES.items():
-            if not drawable(part, column).empty:
-                parts += [f"{caption}:", _by_size(part, column)]
+            if not drawable(others, column).empty:
+                parts += [f"{caption}:", _by_size(others, column)]
+        parts += _library(sweep, part, own)
     left_out = [row for row in rows if row["status"] != "ok"]
     if left_out:
         parts += ["## Left out", "Rows without a measurement that counts.", _left_out(left_out)]
@@ -169,6 +178,72 @@ def warnings(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any] | None 
         "failed; see Left out": [row for row in rows if row["status"] == "failed"],
     }
     return said + [f"{len(which)} of {len(rows)} rows: {sentence}." for sentence, which in found.items() if which]
+
+
+def _library(sweep: str, rows: pd.DataFrame, pictures: Sequence[Path]) -> Iterator[str]:
+    """Yield what the library's own algorithms say of its default, where some were measured."""
+    forced = rows[rows["algorithm"].map(is_forced)]
+    if forced.empty:
+        return
+    found = cells(rows)
+    yield f"### {sweep}: the library's own algorithms"
+    yield from _shown(sweep, pictures)
+    if found:
+        yield f"The library's default, native, most likely ran {_escaped(guesses(found))}."
+        yield REGRET
+        header = ("size", "native in µs", "most likely", "the library's best", "ours")
+        yield _table(
+            header,
+            (
+                (
+                    format_size(one.nbytes),
+                    _number(one.native_us, False),
+                    one.guess or "?",
+                    _against(one.own),
+                    _against(one.ours),
+                )
+                for one in found
+            ),
+        )
+    ratios = same_algorithm(rows)
+    if ratios:
+        sizes = sorted({nbytes for one in ratios.values() for nbytes in one})
+        yield "The same algorithm, the library's time over that of our implementation: above 1, ours is faster."
+        yield _table(
+            ("the library's", "ours", *map(format_size, sizes)),
+            (
+                (*pair, *(_number(one.get(nbytes), one.get(nbytes, 0) > 1) for nbytes in sizes))
+                for pair, one in ratios.items()
+            ),
+        )
+    yield "Median time in µs:"
+    yield _by_size(forced, "time_us_p50")
+    yield _evidence(forced)
+
+
+def _evidence(forced: pd.DataFrame) -> str:
+    """Return what was requested and what ran, and what shows it; sizes with the same evidence share a line."""
+    settings = [text.split() for text in forced["forced_with"]]
+    common = [one for one in settings[0] if all(one in others for others in settings)]
+    columns = ["contender", "proved", "evidence", "forced_with"]
+    lines = []
+    for (contender, proved, evidence, variables), part in forced.groupby(columns, sort=False, dropna=False):
+        sizes = ", ".join(format_size(int(nbytes)) for nbytes in part["nbytes"])
+        own = " ".join(one for one in str(variables).split() if one not in common)
+        shown = "proved" if proved else "**unproven**"
+        lines.append((str(contender), sizes, shown, _escaped(str(evidence)), _escaped(own)))
+    away = f" Set for all of them, not for native: `{' '.join(common)}`." if common else ""
+    return f"What shows that they ran.{away}\n\n" + _table(("requested", "sizes", "", "evidence", "set"), lines)
+
+
+def _against(best: Best | None) -> str:
+    """Return how much slower the default was than the best, with the interval; bold where that is shown."""
+    if best is None:
+        return ""
+    known = not math.isnan(best.low + best.high)
+    interval = f" ({best.low:.2f} to {best.high:.2f})" if known else ""
+    ratio = f"**{best.ratio:.2f}**" if best.shown else f"{best.ratio:.2f}"
+    return f"{ratio}{interval}<br>{best.contender}"
 
 
 def _summary(best: pd.DataFrame) -> str:

@@ -57,7 +57,7 @@ def earlier(folder: Path, wanted: Mapping[str, Any]) -> Earlier:
     done: dict[tuple[Any, ...], set[str]] = {}
     for row in rows:
         key = tuple(row[column] for column in KEY)
-        done.setdefault(key, set()).add(row["algorithm"])
+        done.setdefault(key, set()).add(row["requested"] or row["algorithm"])
     return Earlier(done, Counter(row["status"] for row in rows), facts)
 
 

@@ -19,7 +19,8 @@ SCHEMA = 3
 # History of the schema. Columns keep their names and their order; new ones are appended.
 # 1: the first, up to `reason`.
 # 2: how samples were taken (`cadence` to `cache`), the first call, intervals, skew, stragglers, verdict, cautions.
-# 3: nodes (`between_nbytes_max`, `ppn`), GPUs (`ranks_per_gpu`).
+# 3: nodes (`between_nbytes_max`, `ppn`), GPUs (`ranks_per_gpu`), the library's own algorithms (`requested` to
+# `native_guess`).
 
 ROWS_FILE = "rows.csv"
 RUN_FILE = "run.json"
@@ -100,6 +101,12 @@ class Row:
     between_nbytes_max: int | None = None  # sent to other nodes by the node that sends most; nodes as `ppn` says
     ppn: int | None = None  # ranks on a node, the most; fewer than nranks / nnodes where nodes were pretended
     ranks_per_gpu: int | None = None  # on the GPU that most of them share; blank for buffers on the host
+    requested: str = ""  # of the library's own algorithms, where `algorithm` is what it ran
+    proved: bool | None = None  # that it ran, by more than a variable's value; blank where nothing was requested
+    evidence: str = ""  # that it ran, or why there is none; of native, for the guess
+    forced_with: str = ""  # the variables that were set, layers above put out of the way among them
+    counterpart: str = ""  # our own implementation of the same algorithm
+    native_guess: str = ""  # what native most likely ran
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
@@ -112,6 +119,12 @@ class Row:
                 raise ValueError(f"{column}={value} is no number; leave it out where it has no meaning")
 
 
+# What sets points apart besides their size; a run that has several of one is several sweeps.
+SETTINGS = (
+    *("run", "nranks", "ngroups", "stride", "nnodes", "ppn", "device", "memory", "dtype", "op", "root", "in_place"),
+)
+
+
 def columns_of(kind: type) -> tuple[str, ...]:
     """Return the columns of a file of such rows: the fields of the dataclass `kind`."""
     return tuple(field.name for field in fields(kind))
@@ -119,6 +132,11 @@ def columns_of(kind: type) -> tuple[str, ...]:
 
 COLUMNS = columns_of(Row)
 REQUIRED = COLUMNS[: COLUMNS.index("reason") + 1]  # later columns are not, so that old files stay readable
+
+
+def is_forced(algorithm: str) -> bool:
+    """Say whether a contender is one of the library's own algorithms, which it was told to run."""
+    return algorithm.startswith("native:")
 
 
 def is_handwritten(algorithm: str) -> bool:

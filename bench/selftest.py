@@ -43,6 +43,7 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
 
     from bench.contenders import NATIVE_FORMS, labels, nodes_seen
     from bench.job import Job
+    from bench.library import own_algorithms
     from bench.measure import Measuring
     from bench.options import parse_or_exit
     from bench.points import points
@@ -53,10 +54,11 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
     job = Job(MPI.COMM_WORLD)
-    known = {name: [*NATIVE_FORMS, *primitive.algorithms] for name, primitive in PRIMITIVES.items()}
+    own = own_algorithms(argv)
+    known = {name: [*NATIVE_FORMS, *one.algorithms, *own.names(one)] for name, one in PRIMITIVES.items()}
     options = parse_or_exit([*DEFAULTS, *argv], job.rank, job.nranks, known)
     nnodes = len(nodes_seen(options, job.nodes, job.nranks))
-    contenders = {name: labels(PRIMITIVES[name], options, nnodes) for name in options.primitives}
+    contenders = {name: labels(PRIMITIVES[name], options, nnodes, own) for name in options.primitives}
     measuring = Measuring(job, launch, options, "selftest", SEED)
     cells: list[Cell] = []
     for point in points(options):

@@ -40,7 +40,8 @@ def rows(
         one = measured.get(contender.label)
         if one is not None:
             figures |= _times(point, one, settings["nranks"], seed)
-            figures["cautions"] = " ".join(_cautions(one, circumstances))
+            unproven = ["unproven"] * (contender.told.get("proved") is False)
+            figures["cautions"] = " ".join([*_cautions(one, circumstances), *unproven])
         if contender.label in pairs:
             ratio = paired_ratio(*pairs[contender.label], seed)
             figures |= {
@@ -92,7 +93,7 @@ def _row(
     blocks = not primitive.vector and not primitive.name.startswith("sendrecv")
     return Row(
         **dict(zip(KEY, point.key, strict=True)),
-        algorithm=contender.label,
+        **{"algorithm": contender.label, **contender.told},
         nbytes=point.nbytes,
         block_nbytes=-(-point.count // nranks) * (point.nbytes // max(1, point.count)) if blocks else point.nbytes,
         wrong=contender.wrong,

@@ -48,6 +48,7 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
     from bench.doctor import look
     from bench.groups import Group, groups
     from bench.job import Job
+    from bench.library import own_algorithms
     from bench.measure import Measuring
     from bench.options import parse_or_exit
     from bench.output import Output
@@ -61,7 +62,8 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
     job = Job(MPI.COMM_WORLD)
-    known = {name: [*NATIVE_FORMS, *primitive.algorithms] for name, primitive in PRIMITIVES.items()}
+    own = own_algorithms(argv)
+    known = {name: [*NATIVE_FORMS, *one.algorithms, *own.names(one)] for name, one in PRIMITIVES.items()}
     options = parse_or_exit(argv, job.rank, job.nranks, known)
     if options.show == "list":
         if job.leads:
@@ -77,8 +79,10 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
             print("note: strategies are replayed on buffers of the host only: left out", file=sys.stderr, flush=True)
         options = replace(options, strategies=None)
     check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
+    if own.refusal and job.leads:
+        print(f"note: only the library's default, native, is measured: {own.refusal}", file=sys.stderr, flush=True)
     nnodes = len(nodes_seen(options, job.nodes, job.nranks))
-    contenders = {name: labels(PRIMITIVES[name], options, nnodes) for name in options.primitives}
+    contenders = {name: labels(PRIMITIVES[name], options, nnodes, own) for name in options.primitives}
     everything = list(points(options))
     strategies = options.strategies
     steps = job.on_leader(lambda: trainings(strategies, job.nranks)) if strategies else []

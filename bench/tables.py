@@ -6,12 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.rows import is_handwritten
-
-# What sets points apart besides their size; a run that has several of one is several sweeps.
-SETTINGS = (
-    *("run", "nranks", "ngroups", "stride", "nnodes", "ppn", "device", "memory", "dtype", "op", "root", "in_place"),
-)
+from bench.rows import SETTINGS, is_handwritten
 
 # What is drawn, calculated with or compared; blank is not a number here.
 NUMBERS = (
@@ -24,11 +19,14 @@ NUMBERS = (
     "native_ratio_high",
 )
 
+LATER = ("requested", "evidence", "forced_with", "counterpart", "native_guess")
+
 
 def measured(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the rows with status ok as a table, with a column `contender`: what a line of a figure is called.
 
-    What was measured again counts with its last row.
+    What was measured again counts with its last row. What the library ran in place of another of its own algorithms is
+    called by both: `native:ring (ran bruck)`.
     """
     table = pd.DataFrame(list(rows))
     if table.empty:
@@ -37,6 +35,11 @@ def measured(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     table = table[table["status"] == "ok"].reset_index(drop=True).astype(dict.fromkeys(NUMBERS, float))
     ways = table.groupby(["primitive", "algorithm"])["transport"].transform("nunique")
     table["contender"] = table["algorithm"].where(ways <= 1, table["algorithm"] + " (" + table["transport"] + ")")
+    for column in LATER:  # rows of earlier schemas lack them
+        table[column] = table[column].fillna("") if column in table else ""
+    instead = (table["requested"] != "") & (table["requested"] != table["algorithm"])
+    both = table["requested"] + " (ran " + table["algorithm"].str.removeprefix("native:") + ")"
+    table["contender"] = table["contender"].where(~instead, both)
     return table.drop_duplicates(["primitive", "contender", "nbytes", *SETTINGS], keep="last")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -41,6 +41,7 @@ clock = perf_counter
 Array = npt.NDArray[Any]
 Call = Callable[[], Any]
 Clock = Callable[[], float]
+Armed = Callable[[], AbstractContextManager[Any]]
 
 
 class Ranks(Protocol):
@@ -76,6 +77,7 @@ def sample(
     seed: int,
     firsts: Sequence[float] | None = None,
     now: Clock = clock,
+    armed: Sequence[Armed] | None = None,
     shared: Callable[[Array], Array] = lambda times: times,
     alive: Call = lambda: None,
     relax: Callable[[float], Any] = lambda late: None,
@@ -90,6 +92,7 @@ def sample(
         seed: of the order in which contenders take turns.
         firsts: seconds of each contender's first call, which came before.
         now: the clock.
+        armed: for each contender, a context for its samples, entered before their start; None where none needs one.
         shared: converts times of this rank's clock to rank 0's.
         relax: on rank 0 told of the share of a batch's samples for which a rank was late.
         alive: called now and then, for a guard against hangs.
@@ -98,7 +101,8 @@ def sample(
     if not sets[0]:
         return []
     began = now()
-    estimates = _warm_up(sets[0], start, ranks, limits, firsts, now, alive)
+    armed = [nullcontext] * len(sets[0]) if armed is None else armed
+    estimates = _warm_up(sets[0], armed, start, ranks, limits, firsts, now, alive)
     repeats = _repeats(estimates, ranks, limits, len(sets))
     timed = [[_block(sets, place, index, repeats) for index in range(len(repeats))] for place in range(len(sets))]
     taken = _Taken(limits, estimates, repeats)
@@ -107,7 +111,7 @@ def sample(
     with collection_off():
         while plan.any():
             turns, active = int(plan[0]), np.flatnonzero(plan[1:])
-            batch = _batch(timed, active.tolist(), range(turn, turn + turns), start, shuffled, now)
+            batch = _batch(timed, armed, active.tolist(), range(turn, turn + turns), start, shuffled, now)
             alive()
             batch[0] /= np.array(repeats)[active, np.newaxis]
             batch[1] = shared(batch[1])
@@ -122,7 +126,13 @@ def sample(
 
 
 def _batch(
-    timed: Sequence[Sequence[Call]], order: list[int], turns: range, start: Call, shuffled: random.Random, now: Clock
+    timed: Sequence[Sequence[Call]],
+    armed: Sequence[Armed],
+    order: list[int],
+    turns: range,
+    start: Call,
+    shuffled: random.Random,
+    now: Clock,
 ) -> Array:
     """Take turns. Return seconds, begins and whether this rank was late, by contender (in rising order) and turn."""
     records: list[tuple[int, float, float]] = []
@@ -138,11 +148,12 @@ def _batch(
         order.sort(key=draw)  # by keys drawn anew: shuffled, in a third of the time that random.shuffle takes
         for index in order:
             call = calls[index]
-            if start():
-                lates.append(len(records))
-            begin = now()
-            call()
-            note((index, begin, now()))
+            with armed[index]():
+                if start():
+                    lates.append(len(records))
+                begin = now()
+                call()
+                note((index, begin, now()))
     indices, begins, ends = np.array(records).T
     late = np.zeros(len(records))
     late[lates] = 1
@@ -154,6 +165,7 @@ def _batch(
 
 def _warm_up(
     calls: Sequence[Call],
+    armed: Sequence[Armed],
     start: Call,
     ranks: Ranks,
     limits: Limits,
@@ -173,10 +185,11 @@ def _warm_up(
     while active.any():
         seconds = np.zeros(len(calls))
         for index in np.flatnonzero(active).tolist():
-            start()
-            begin = now()
-            calls[index]()
-            seconds[index] = now() - begin
+            with armed[index]():
+                start()
+                begin = now()
+                calls[index]()
+                seconds[index] = now() - begin
         alive()
         times += 1
         everyone = ranks.gather(seconds)

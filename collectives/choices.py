@@ -170,6 +170,16 @@ class Library:
         values = {key: request.parameters.get(key, self.tool.read(one)) for key, one in choice.parameters.items()}
         return None if choice.ours is None else choice.ours.format(**values)
 
+    def counterpart(self, request: Request) -> str | None:
+        """Return `ours` in its one canonical spelling, None where it lacks a parameter, or the value of one."""
+        specification, template = self.ours(request), request.choice.ours or ""
+        if specification is None or any(f"{{{key}}}" not in template for key in request.parameters):
+            return None
+        try:
+            return request.choice.primitive.find(specification).label
+        except ValueError:
+            return None
+
     def word(self, variable: str, value: Value) -> str:
         """Return what a variable's value is called."""
         return str(value)
@@ -366,7 +376,7 @@ class Request:
 
 
 def find(chosen: Library, primitive: Primitive, specification: str, even: bool = True) -> Request:
-    """Return what ``native:NAME:parameter=value`` names, for even blocks or not.
+    """Return what ``native:NAME:parameter=value`` names, for even blocks or not; 64K is 65536.
 
     Raises:
         UnknownNameError: the library has no such algorithm or parameter; the message lists those it has.
@@ -389,7 +399,8 @@ def _parameter(word: str) -> tuple[str, Parameter]:
     key, equals, text = word.partition("=")
     if not (key and equals and text):
         raise UnknownNameError(f"{word!r} is not a parameter; write it as name=value, for example radix=4")
-    return key, int(text) if re.fullmatch(r"\d+", text) else text
+    number = re.fullmatch(r"(\d+)([KMG]?)", text)
+    return key, text if number is None else int(number[1]) << 10 * " KMG".index(number[2] or " ")
 
 
 def is_forced(algorithm: object) -> bool:

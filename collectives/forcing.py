@@ -7,8 +7,8 @@ in what it leaves behind (`collectives.proofs`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from typing import Any
 
 from mpi4py import MPI
 
@@ -120,14 +120,15 @@ class ForcedPlan(NativePlan):
         self._instead = None
         if result.effective != self._request.choice.name:
             self._instead = self._forcing.library.request(self._request.choice.primitive, result.effective)
-        self.effective = (self._instead or self._request).label
+        self.effective = self.running.label
         self._known, self._count = result.why, problem.count
         self.proved, self.why = False, result.why or "not looked at"
         super().__init__(self._forced.comm, bound, operation, False)
         self._try()
         self._ready = self._calls
-        if not self._forcing.library.at_creation:
-            self._calls = [self._arm_and_call]
+        self._alone = self._calls if self._forcing.library.at_creation else [self._arm_and_call]
+        self._calls = self._alone
+        self._armed = _Armed(self, self._forced.armed())
 
     def _try(self) -> None:
         """Carry out one call on few elements, so that what the library refuses is known before anything is timed."""
@@ -151,18 +152,48 @@ class ForcedPlan(NativePlan):
             self.why = f"{self._known}; {seen}"
         return self.proved
 
-    @contextmanager
-    def armed(self) -> Iterator[None]:
-        with self._forced.armed():
-            before, self._calls = self._calls, self._ready
-            try:
-                yield
-            finally:
-                self._calls = before
+    @property
+    def running(self) -> Request:
+        """What runs."""
+        return self._instead or self._request
+
+    @property
+    def counterpart(self) -> str | None:
+        """Our own implementation of what runs, as a specification; None where there is none."""
+        return self._forcing.library.counterpart(self.running)
+
+    @property
+    def settings(self) -> str:
+        """The variables by which the library is told, what lies above put out of its way among them."""
+        chosen = self._forcing.library
+        return " ".join(f"{name}={chosen.word(name, value)}" for name, value in chosen.settings(self._request).items())
+
+    def armed(self) -> AbstractContextManager[None]:
+        return self._armed
 
     def _arm_and_call(self) -> None:
         with self.armed():
             self()
 
+    def __call__(self) -> None:
+        # Not the base's: Python makes a function fast for one type, and would slow native's calls too if it had two.
+        for call in self._calls:
+            call()
+
     def start(self) -> None:
         raise NotApplicable(f"{self.requested}: the library chooses otherwise for the non-blocking call")
+
+
+class _Armed(AbstractContextManager[None]):
+    """What `ForcedPlan.armed` returns: no generator, whose turns a short call just after would pay for."""
+
+    def __init__(self, plan: ForcedPlan, forced: AbstractContextManager[None]) -> None:
+        self._plan, self._forced = plan, forced
+
+    def __enter__(self) -> None:
+        self._forced.__enter__()
+        self._plan._calls = self._plan._ready
+
+    def __exit__(self, *exception: Any) -> None:
+        self._plan._calls = self._plan._alone
+        self._forced.__exit__(*exception)

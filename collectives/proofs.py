@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from collectives.attached import attached_to
 from collectives.bind import Bound
-from collectives.choices import Choice, Request
+from collectives.choices import PREFIX, Choice, Request
 from collectives.evidence import BLOCK_COUNT, SMALL_COUNTS, Trace, sample, trace
 from collectives.forced import Forced
 from collectives.mpit import NoVariable, Watched
@@ -105,14 +105,20 @@ class Proofs:
             return Proof(False, "what was seen fits, but not only that")
         return Proof(True, f"it leaves the trace of {instead.choice.name}")
 
-    def guess(self, primitive: Primitive, count: int | None = None) -> list[str]:
-        """Return the names whose trace at `count` elements is that of the library's default, empty if none has it."""
-        choices = self._forcing.library.choices(primitive)
+    def guess(
+        self, primitive: Primitive, count: int | None = None, among: Sequence[Request] | None = None
+    ) -> list[str]:
+        """Return the names whose trace at `count` elements is that of the library's default, empty if none has it.
+
+        Looked at are the requests in `among`; if not given, all that the library lists.
+        """
+        if among is None:
+            among = [Request(one, {}) for one in self._forcing.library.choices(primitive)]
         default = self._kept(
             f"default {primitive.name}", count, lambda: self._look(primitive, self._forcing.comm, nullcontext, count)
         )
-        traces = {one.name: self.trace(Request(one, {}), count) for one in choices}
-        return [name for name, one in traces.items() if one is not None and one.settled and one == default]
+        traces = [(one.label.removeprefix(PREFIX), self.trace(one, count)) for one in among]
+        return [name for name, one in traces if one is not None and one.settled and one == default]
 
     def trace(self, request: Request, count: int | None = None) -> Trace | None:
         """Return the trace of `request`, None where the library does not carry it out."""

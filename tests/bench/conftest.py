@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,6 +130,32 @@ def stored(row):
                         "wrong": 0,
                     }
                     rows.append(row(**{**fixed, **columns}))
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def with_own(stored):
+    """Make the rows of a run in which the library was told to use its own algorithms too."""
+
+    def make(primitive="allreduce", sizes=SIZES, names=("ring", "recursive_doubling", "rabenseifner"), proved=True):
+        rows = stored([primitive], sizes=sizes)
+        for one in list(rows):
+            if one.algorithm in names:
+                time = one.time_us_p50 * (1.1 + 0.3 * _jitter("own", one.algorithm, one.nbytes))
+                own = f"native:{one.algorithm}"
+                told = {
+                    "requested": own,
+                    "proved": proved,
+                    "evidence": f"it leaves the trace of our own {one.algorithm}, and linear leaves another",
+                    "forced_with": f"coll_han_priority=0 coll_tuned_{primitive}_algorithm={names.index(one.algorithm)}",
+                    "counterpart": one.algorithm,
+                }
+                rows.append(replace(one, algorithm=own, time_us_p50=time, **told))
+            elif one.algorithm == "native":
+                guess = "native:recursive_doubling" if one.nbytes < 1 << 15 else "native:rabenseifner"
+                rows[rows.index(one)] = replace(one, native_guess=guess, evidence="the nearest in time")
         return rows
 
     return make

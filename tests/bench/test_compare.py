@@ -179,3 +179,11 @@ def test_comparing_loads_no_mpi(folders):
     subprocess.run(
         [sys.executable, "-c", code, *map(str, folders)], check=True, cwd=ROOT, capture_output=True, timeout=60
     )
+
+
+def test_what_ran_instead_of_another_is_compared_with_itself(row, as_read):
+    def made(time):
+        both = {"native:ring": time, "native:segmented_ring": 3 * time}
+        return as_read([row(algorithm="native:ring", requested=name, time_us_p50=us) for name, us in both.items()])
+
+    assert [one.ratio for one in compare({"before": made(5.0), "now": made(10.0)})] == [2.0, 2.0]

@@ -1,6 +1,8 @@
+from contextlib import contextmanager
+
 import pytest
 
-from bench.contenders import labels
+from bench.contenders import Contender, labels
 from bench.options import parse
 from bench.usage import UsageError
 from collectives import PRIMITIVES
@@ -60,3 +62,26 @@ def test_a_parameter_that_does_not_fit_is_refused_with_the_reason(line, says):
     with pytest.raises(UsageError) as error:
         chosen(line, "allreduce")
     assert says in str(error.value)
+
+
+def test_all_competes_beside_what_is_named():
+    assert set(chosen("-a all,chain:segments=3", "broadcast")) == {*chosen("", "broadcast"), "chain:segments=3"}
+
+
+def test_all_plans_of_a_contender_are_armed_and_disarmed_again():
+    armed = []
+
+    class Plan:
+        @contextmanager
+        def armed(self):
+            armed.append(self)
+            try:
+                yield
+            finally:
+                armed.remove(self)
+
+    plans = [Plan(), Plan()]
+    with pytest.raises(KeyError), Contender("native:ring", plans).armed():
+        assert armed == plans
+        raise KeyError
+    assert armed == []

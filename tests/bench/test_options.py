@@ -191,7 +191,7 @@ def test_an_algorithm_of_one_chosen_primitive_is_enough():
             "unknown primitive 'all-reduce' for PRIMITIVE (did you mean allreduce? known: broadcast, allred",
         ),
         ("-a rnig", "unknown algorithm 'rnig' for --algorithm (did you mean ring? known: native, binomial, chain,"),
-        ("-a bruck allreduce", "'bruck' for --algorithm (known: native, native_persistent, ring, spread)"),
+        ("-a bruck allreduce", "'bruck' for --algorithm (known: native, native_persistent, ring, spread, all)"),
         ("-a ring,", "unknown algorithm '' for --algorithm"),
         ("-d float8", "unknown dtype 'float8' for --dtype (did you mean float64? known: float32, float64, float16"),
         ("--in-place maybe", "unknown choice 'maybe' for --in-place (known: no, yes, both)"),
@@ -316,3 +316,44 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
         with pytest.raises(UsageError) as error:
             check_output(folder)
         assert f"invalid value '{folder}' for --output ({sentence}" in str(error.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The library's own algorithms
+
+OWN = {
+    "broadcast": (*ALGORITHMS["broadcast"], "native:binomial", "native:knomial", "native:all"),
+    "allreduce": (*ALGORITHMS["allreduce"], "native:ring", "native:all"),
+    "sendrecv_pingpong": ALGORITHMS["sendrecv_pingpong"],
+}
+
+
+def with_own(line):
+    return parse(line.split(), 4, OWN).algorithms
+
+
+def test_the_librarys_own_algorithms_have_parameters_too():
+    assert with_own("-a native:ring,ring") == ("native:ring", "ring")
+    assert with_own("-a native:knomial:radix=2|4,segsize=64K,native:all") == (
+        "native:knomial:radix=2:segsize=64K",
+        "native:knomial:radix=4:segsize=64K",
+        "native:all",
+    )
+
+
+def test_a_name_that_the_library_does_not_have_lists_those_it_has():
+    with pytest.raises(UsageError) as error:
+        with_own("allreduce broadcast -a native:rign")
+    says = str(error.value)
+    assert "unknown algorithm 'native:rign' for --algorithm (did you mean native:ring? known: native:ring" in says
+    assert "native:knomial" in says
+    assert "spread" not in says
+
+
+def test_what_is_asked_of_a_library_that_cannot_be_told_is_left_out_later():
+    assert parsed("-a native:ring,ring").algorithms == ("native:ring", "ring")
+    assert with_own("sendrecv -a native:ring") == ("native:ring",)
+
+
+def test_all_is_what_competes_unasked():
+    assert with_own("-a all,native:all") == ("all", "native:all")

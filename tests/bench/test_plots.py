@@ -10,7 +10,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from bench.plots import BUSBW, COLOURS, STYLE, TIME, _spread, against_size, draw, heatmap
+from bench.plots import BUSBW, COLOURS, LIBRARY, STYLE, TIME, _spread, against_size, draw, heatmap, library
 from bench.tables import measured, sweeps
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +26,8 @@ def figure(as_read):
         with mpl.rc_context(STYLE):
             if measure is None:
                 return heatmap(table)
+            if measure is LIBRARY:
+                return library(*next(sweeps(table)))
             return against_size(*next(sweeps(table)), measure)
 
     return make
@@ -225,3 +227,47 @@ def test_no_display_is_needed_whatever_backend_is_set_up(tmp_path, stored, as_re
     )  # fmt: skip
     assert done.stdout == "[]\n", done.stderr
     assert (tmp_path / "plots" / "barrier_time.png").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The library's own algorithms and its default
+
+
+def test_the_librarys_own_have_a_figure_of_their_own_and_are_in_no_other(tmp_path, with_own, as_read):
+    pictures = draw(as_read(with_own()), tmp_path)
+    names = [path.name for path in pictures["allreduce"]]
+    assert names == ["allreduce_time.png", "allreduce_busbw.png", "allreduce_library.png"]
+    assert "native:ring" not in (tmp_path / "plots" / "allreduce_time.svg").read_text()
+
+
+def test_without_them_there_is_no_such_figure(figure, stored, row):
+    assert figure(stored(["allreduce"]), LIBRARY) is None
+    assert figure([row(algorithm="native", time_us_p50=9.0)], LIBRARY) is None
+
+
+def test_the_default_is_drawn_over_the_others_and_alone_has_a_band(figure, with_own):
+    axes = figure(with_own(), LIBRARY).axes[0]
+    drawn = [line for line in axes.lines if line.get_transform() == axes.transData]
+    black = [line for line in drawn if line.get_color() == "black"]
+    assert len(drawn) == 4
+    assert min(line.get_zorder() for line in black) > max(line.get_zorder() for line in drawn if line not in black)
+    assert len(axes.collections) == 1
+
+
+def test_what_is_drawn_is_time_over_that_of_the_fastest(figure, row):
+    times = {"native": (20.0, 30.0), "native:ring": (10.0, 90.0), "native:bruck": (40.0, 15.0), "ring": (1.0, 1.0)}
+    rows = [
+        row(algorithm=name, requested=name if ":" in name else "", nbytes=nbytes, time_us_p50=time)
+        for name, both in times.items()
+        for nbytes, time in zip((8, 64), both, strict=True)
+    ]
+    drawn = figure(rows, LIBRARY)
+    assert [list(line.get_ydata()) for line in lines(drawn).values()] == [[4.0, 1.0], [2.0, 2.0], [1.0, 6.0]]
+    assert {"bruck", "native", "ring", "time over that of the fastest of them"} <= words(drawn)
+
+
+@pytest.mark.parametrize("sizes", [(8, 64, 512), (4096,), tuple(2**k for k in range(3, 28))])
+def test_no_two_texts_of_it_touch(figure, with_own, sizes):
+    boxes = texts(figure(with_own(sizes=sizes), LIBRARY))
+    for (one, here), (other, there) in itertools.combinations(boxes, 2):
+        assert not here.overlaps(there), f"{one!r} touches {other!r}"

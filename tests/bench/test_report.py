@@ -185,3 +185,57 @@ def test_a_file_that_is_none_of_rows_is_named(run):
         write(folder)
     with pytest.raises(UsageError):
         write(folder.parent)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The library's own algorithms
+
+
+@pytest.fixture
+def own_text(run, with_own):
+    return write(run(rows=with_own(sizes=(8, 4096, 1 << 20)))).read_text()
+
+
+def test_what_the_default_cost_stands_beside_what_it_most_likely_ran(own_text):
+    part = own_text[own_text.index("### allreduce: the library's own algorithms") : own_text.index("## Machine")]
+    assert "![allreduce: library](plots/allreduce_library.png)" in part
+    assert "most likely ran recursive_doubling at 8 to 4K, rabenseifner at 1M." in part
+    assert "| size | native in µs | most likely | the library's best | ours |" in part
+    assert "| 8 | 6.90 | recursive_doubling | **0.84** (0.81 to 0.88)<br>native:recursive_doubling | **1.07**" in part
+
+
+def test_each_algorithm_stands_beside_its_twin(own_text):
+    part = own_text[own_text.index("The same algorithm") :]
+    assert "| the library's | ours | 8 | 4K | 1M |" in part
+    assert "| native:ring | ring | **1." in part
+
+
+def test_the_librarys_own_are_in_no_table_of_the_others(own_text):
+    part = own_text[own_text.index("## allreduce") : own_text.index("### allreduce")]
+    assert "native:" not in part
+    assert "allreduce_library" not in part
+
+
+def test_what_shows_that_they_ran_is_told(own_text):
+    part = own_text[own_text.index("What shows that they ran.") :]
+    assert "Set for all of them, not for native: `coll_han_priority=0`." in part
+    evidence = "it leaves the trace of our own ring, and linear leaves another"
+    assert f"| native:ring | 8, 4K, 1M | proved | {evidence} | coll_tuned_allreduce_algorithm=0 |" in part
+
+
+def test_what_is_not_proved_is_called_so(run, with_own):
+    text = write(run(rows=with_own(sizes=(8,), proved=False))).read_text()
+    assert "| native:ring | 8 | **unproven** |" in text
+
+
+def test_two_names_with_the_same_time_everywhere_are_a_warning(run, row):
+    rows = [
+        row(
+            algorithm=name, requested=name, proved=False, nbytes=nbytes, wrong=0,
+            time_us_p50=9.0, time_us_low=8.9, time_us_high=9.1,
+        )
+        for name in ("native:ring", "native:bruck")
+        for nbytes in (8, 64, 512)
+    ]  # fmt: skip
+    flag = "- allreduce: native:ring and native:bruck took the same time at all sizes"
+    assert flag in write(run(rows=rows)).read_text()

@@ -46,6 +46,13 @@ def test_what_is_done_is_known_by_point(folder):
     assert before.facts["started"] == "then"
 
 
+def test_what_was_requested_is_done_whatever_ran(folder, row):
+    with RowWriter(folder / "rows.csv") as writer:
+        writer.write(row(algorithm="native:ring", requested="native:segmented_ring", op="sum"))
+    done = earlier(folder, wanted()).done_at(Point(PRIMITIVES["allreduce"], 1024, "float32", "sum", 0))
+    assert done == {"native", "ring", "native:segmented_ring"}
+
+
 def test_a_torn_row_is_not_done(folder):
     with (folder / "rows.csv").open("a") as file:
         file.write("2,run,allreduce,ring,4")

@@ -1,6 +1,7 @@
 """The order of events and every decision of the sampling, with a clock that the test moves."""
 
 import gc
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -98,6 +99,24 @@ def test_warm_up_of_a_long_call_ends_after_its_share_of_time(machine):
     taken(machine, machine.call("a", 3.0), machine.call("b", 0.001), warmup=4, max_seconds=10.0, iters=5)
     assert machine.diary.count("b") == 4 + 5
     assert machine.diary.count("a") == 1 + 5
+
+
+def test_what_arms_a_contender_lies_outside_of_start_and_sample(machine):
+    @contextmanager
+    def armed():
+        machine.call("(", 1000.0)()
+        yield
+        machine.call(")", 1000.0)()
+
+    calls = [machine.call("a", 1.0), machine.call("b", 2.0)]
+    limits = Limits(iters=3, warmup=1, max_seconds=0.0)
+    a, b = sample([calls], machine.barrier, machine, limits, 1, None, machine.now, [armed, nullcontext])
+    diary = "".join(machine.diary)
+    assert diary.count("(|a)") == diary.count("a") > 3
+    assert diary.count("|b") == diary.count("b") > 3
+    assert "(|b" not in diary
+    assert a.slowest.tolist() == [1.0] * 3
+    assert b.slowest.tolist() == [2.0] * 3
 
 
 def test_the_garbage_collector_is_off_in_samples_and_on_again_after(machine):

@@ -2,17 +2,19 @@ import dataclasses
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import PRIMITIVES, allgather, allreduce, barrier, broadcast, mpit, reduce_scatter
+from collectives import PRIMITIVES, allgather, allreduce, alltoall, barrier, broadcast, mpit, reduce_scatter
 from collectives.choices import FUNCTIONS, described_items, find, is_forced, library, names
 from collectives.evidence import sample, trace
 from collectives.fallbacks import Case, outcome
+from collectives.forced import Forced
 from collectives.forcing import ForcedPlan, forcing_of
-from collectives.mpit import ToolInterface
+from collectives.mpit import Setting, ToolInterface
 from collectives.operations import Operation
 from collectives.plan import NotApplicable
 from collectives.reference import expected
@@ -233,6 +235,140 @@ def test_parameters_act_and_are_checked(comm):
         broadcast.plan(comm, *arrays, algorithm=f"{label}:3")
     with pytest.raises(ValueError, match="at least 1"):
         broadcast.plan(comm, *arrays, algorithm=label[:-1] + "0")
+
+
+def test_a_parameter_is_what_the_library_sees_not_its_default(comm, monkeypatch):
+    """What a file of rules of Open MPI 4.1 cannot carry becomes 0 there, and with it another algorithm."""
+    several_ranks(comm)
+    primitive, label = (alltoall, "native:linear_sync:requests=8" if OPEN_MPI else "native:scattered:requests=8")
+    forcing = forcing_of(comm)
+    request = find(forcing.library, primitive, label)
+    (variable,) = (request.choice.parameters["requests"],)
+    assert forcing.library.settings(request)[variable] == 8
+    written = []
+    write = ToolInterface.write
+    monkeypatch.setattr(
+        ToolInterface, "write", lambda tool, one, value: (written.append((one.name, value)), write(tool, one, value))
+    )
+    forced = Forced(comm, request, forcing.library)
+    with forced.armed():
+        pass
+    forced.free()
+    assert (variable, 8) in written
+
+
+def test_what_makes_open_mpi_heed_its_variables_is_set_with_them(comm):
+    """It ignores an algorithm, and a file of rules, unless it is told to use dynamic rules too."""
+    several_ranks(comm)
+    library = forcing_of(comm).library
+    settings = library.settings(find(library, allreduce, "native:ring"))
+    if OPEN_MPI:
+        assert settings["coll_tuned_use_dynamic_rules"] is True
+        assert settings["coll_han_priority"] == 0
+    else:
+        assert library.word("MPIR_CVAR_COLLECTIVE_FALLBACK", settings["MPIR_CVAR_COLLECTIVE_FALLBACK"]) == "error"
+        assert library.word("MPIR_CVAR_DEVICE_COLLECTIVES", settings["MPIR_CVAR_DEVICE_COLLECTIVES"]) == "none"
+
+
+@pytest.mark.parametrize("name", ["allreduce", "broadcast", "alltoall"])
+def test_every_other_collective_works_while_one_is_forced(comm, name):
+    """A tuning file with one collective only left the others without an algorithm."""
+    several_ranks(comm)
+    primitive = PRIMITIVES[name]
+    label = next(label for label in names(primitive) if "ring" in label or "pairwise" in label or "binomial" in label)
+    with primitive.plan(comm, *buffers(primitive, comm), algorithm=label) as plan, plan.armed():
+        for other in PRIMITIVES.values():
+            if other.name in FUNCTIONS:
+                arrays = buffers(other, comm)
+                with other.plan(plan._comm, *arrays, count=COUNT) as native:
+                    native()
+                wanted = result_of(other, comm)
+                if wanted is not None and not other.synchronises:
+                    np.testing.assert_array_equal(arrays[-1], wanted, err_msg=f"{other.name} while {label} is forced")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("commutative", [False, True])
+def test_what_is_forced_beyond_its_conditions_is_refused_or_named(comm, in_place, commutative):
+    """Rules that were good for one number of ranks, or out of place, crashed or went wrong in other cases."""
+    several_ranks(comm)
+    op = "sum" if commutative else Operation("left", lambda left, right, out: np.copyto(out, left), commutative=False)
+    for label in names(allreduce):
+        send, recv = buffers(allreduce, comm)
+        recv[:] = send
+        arrays = [MPI.IN_PLACE if in_place else send, recv]
+        try:
+            plan = allreduce.plan(comm, *arrays, algorithm=label, op=op)
+        except NotApplicable as reason:
+            assert str(reason)
+            continue
+        with plan:
+            plan()
+            assert plan.effective == plan.requested or plan.why
+        wanted = result_of(allreduce, comm) if commutative else np.arange(COUNT, dtype="f4") % 13
+        np.testing.assert_array_equal(recv, wanted, err_msg=label)
+
+
+def test_nothing_is_set_in_a_call_that_is_timed(comm, monkeypatch):
+    several_ranks(comm)
+    touched = []
+    for name in ("put", "back"):
+        plain = getattr(Setting, name)
+        monkeypatch.setattr(Setting, name, lambda one, plain=plain: (touched.append(one), plain(one))[1])
+    arrays = buffers(allreduce, comm)
+    with allreduce.plan(comm, *arrays, algorithm="native:ring") as plan:
+        with plan.armed():
+            touched.clear()
+            plan()
+            assert touched == []
+        assert bool(touched) != OPEN_MPI
+        touched.clear()
+        plan()
+        assert bool(touched) != OPEN_MPI  # without that it arms itself
+
+
+def test_two_plans_of_one_algorithm_may_be_armed_at_once(comm):
+    """As they are where samples walk through several sets of buffers."""
+    several_ranks(comm)
+    variable = find(forcing_of(comm).library, allreduce, "native:ring").choice.variable
+    tool = forcing_of(comm).tool
+    before = tool.read(variable)
+    with ExitStack() as stack:
+        plans = [allreduce.plan(comm, *buffers(allreduce, comm), algorithm="native:ring") for _ in range(2)]
+        for plan in plans:
+            stack.enter_context(plan)
+            stack.enter_context(plan.armed())
+        assert (tool.read(variable) != before) != OPEN_MPI
+        for plan in plans:
+            plan()
+    assert tool.read(variable) == before
+
+
+def test_what_runs_has_a_counterpart_of_ours_if_we_can_do_the_same(comm):
+    several_ranks(comm)
+    with allreduce.plan(comm, *buffers(allreduce, comm), algorithm="native:ring") as plan:
+        assert plan.counterpart == "ring"
+        assert "ALGORITHM=ring" in plan.settings or "coll_tuned_allreduce_algorithm=4" in plan.settings
+    label = "native:knomial:radix=2" if OPEN_MPI else "native:tree:tree=kary"
+    with broadcast.plan(comm, *buffers(broadcast, comm), algorithm=label) as plan:
+        assert plan.counterpart == ("knomial:radix=2" if OPEN_MPI else None)
+
+
+def test_the_default_is_looked_for_among_few(comm):
+    if comm.size < 4:
+        pytest.skip("fewer than four ranks leave too few traces")
+    forcing = forcing_of(comm)
+    everyone = forcing.proofs.guess(broadcast)
+    requests = [find(forcing.library, broadcast, "native:binomial")]
+    assert forcing.proofs.guess(broadcast, among=requests) == [one for one in everyone if one == "binomial"]
+    assert forcing.proofs.guess(broadcast, among=[]) == []
+
+
+def test_sizes_have_prefixes(comm):
+    several_ranks(comm)
+    library = forcing_of(comm).library
+    label = "native:segmented_ring:segsize=64K" if OPEN_MPI else "native:tree:segsize=64K"
+    assert find(library, allreduce, label).label == label.replace("64K", "65536")
 
 
 def test_a_name_the_library_does_not_have(comm):

@@ -4,7 +4,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import mpit
-from collectives.mpit import NotWritable, NoVariable, ToolError, ToolInterface
+from collectives.mpit import NotWritable, NoVariable, Setting, ToolError, ToolInterface
 
 pytestmark = pytest.mark.mpi
 
@@ -45,6 +45,35 @@ def test_a_variable_that_does_not_exist(tool):
         tool.read("nonsense")
     with pytest.raises(NoVariable):
         tool.write("nonsense", 1)
+
+
+def test_a_setting_is_put_and_brought_back(tool):
+    before = tool.read(INTEGER)
+    setting = Setting(tool, tool.variable(INTEGER), before + 3)
+    assert tool.read(INTEGER) == before
+    for _ in range(2):
+        setting.put()
+        assert tool.read(INTEGER) == before + 3
+        setting.back()
+        assert tool.read(INTEGER) == before
+    setting.free()
+
+
+def test_a_setting_brings_back_what_was_there_when_it_was_put(tool):
+    before = tool.read(INTEGER)
+    setting = Setting(tool, tool.variable(INTEGER), before + 3)
+    tool.write(INTEGER, before + 1)
+    setting.put()
+    setting.back()
+    assert tool.read(INTEGER) == before + 1
+    tool.write(INTEGER, before)
+    setting.free()
+
+
+def test_a_variable_that_is_read_only_has_no_setting(tool):
+    constant = dataclasses.replace(tool.variable(INTEGER), scope="readonly")
+    with pytest.raises(NotWritable, match="set it in the environment"):
+        Setting(tool, constant, tool.read(constant))
 
 
 def test_what_is_written_is_read_back_and_restored(tool):
