@@ -118,10 +118,10 @@ def check_transport(transport: str, gpu: Gpu | None) -> None:
         raise UsageError("--transport", transport, "buffers lie on the host: leave it out", "cannot use")
 
 
-def transport_of(problem: Problem, label: str) -> str:
-    """Return how a contender moves data between GPUs: on memory that ranks share, or through the host."""
+def transport_of(problem: Problem, label: str, messages: str) -> str:
+    """Return how a contender moves data: on memory that ranks share, or by `messages` as they are called there."""
     algorithm = problem.primitive.algorithms.get(label.partition(":")[0])
-    return "window" if algorithm is not None and algorithm.shares_memory(problem) else "staged"
+    return "window" if algorithm is not None and algorithm.shares_memory(problem) else messages
 
 
 def release() -> None:

@@ -28,7 +28,6 @@ from bench.samples import Samples
 from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
 from collectives import Arena, barrier, devices
-from collectives.operations import dtype_of
 from collectives.shared import SharedMemoryError
 
 MEMORY_SHARE = 0.8
@@ -117,7 +116,7 @@ class Measuring:
         if self.gpu is None or wanted == "auto":
             return []
         problem = point.problem(self.group.nranks)
-        ways = {name: gpus.transport_of(problem, name) for name in names if name != NATIVE}
+        ways = {name: gpus.transport_of(problem, name, "staged") for name in names if name != NATIVE}
         return [Contender(name, reason=f"its transport is {way}") for name, way in ways.items() if way != wanted]
 
     def _measured(self, point: Point, names: Sequence[str], keep: Any) -> list[Row]:
@@ -304,19 +303,18 @@ class Measuring:
 
         And the bytes that leave the node that sends most to others.
         """
-        itemsize = dtype_of(sets[0].dtype).itemsize
         buffers = sum(one.footprint_nbytes for one in sets)
         table = np.zeros((len(contenders), 6))
         for figures, one in zip(table, contenders, strict=True):
             plan = one.plans[0]
             if plan.layout is not None:
-                figures[1:4] = plan.layout.nrounds, plan.layout.nmessages, plan.layout.sent_count * itemsize
+                figures[1:4] = plan.layout.nrounds, plan.layout.nmessages, plan.layout.sent_count * plan.unit_nbytes
             figures[0], figures[4], figures[5] = (
                 one.plan_seconds * 1e6,
                 plan.scratch_nbytes,
                 buffers + plan.scratch_nbytes,
             )
-        between = self._between(contenders, itemsize)
+        between = self._between(contenders)
         costs: dict[str, dict[str, Any]] = {}
         for one, (plan_us, rounds, messages, sent, scratch, footprint) in zip(
             contenders, self.job.most(table), strict=True
@@ -335,14 +333,14 @@ class Measuring:
                 }
         return costs
 
-    def _between(self, contenders: Sequence[Contender], itemsize: int) -> dict[str, int]:
+    def _between(self, contenders: Sequence[Contender]) -> dict[str, int]:
         """Return the bytes that the node which sends most to others sends there, by contender."""
         here = next(number for number, node in enumerate(self.nodes) if self.job.rank in node)
         table = np.zeros((len(contenders), len(self.nodes)), np.int64)
         for figures, one in zip(table, contenders, strict=True):
-            layout = one.plans[0].layout
-            if layout is not None:
-                figures[here] = layout.sent_count_beyond(self.nodes[here]) * itemsize
+            plan = one.plans[0]
+            if plan.layout is not None:
+                figures[here] = plan.layout.sent_count_beyond(self.nodes[here]) * plan.unit_nbytes
         most = self.job.total(table).max(axis=1)
         return {one.label: int(nbytes) for one, nbytes in zip(contenders, most, strict=True)}
 
@@ -363,12 +361,12 @@ class Measuring:
             "governed": self._governed,
             "shared_gpu": self.shares_gpu,
         }
-        if self.gpu is not None:
-            problem, known = point.problem(self.group.nranks), costs or {}
-            ways = {one.label: {"transport": gpus.transport_of(problem, one.label)} for one in contenders}
-            costs = {label: {**known.get(label, {}), **way} for label, way in ways.items()}
+        problem, known = point.problem(self.group.nranks), costs or {}
+        messages = "message" if self.gpu is None else "staged"
+        ways = {one.label: {"transport": gpus.transport_of(problem, one.label, messages)} for one in contenders}
+        costs = {label: {**known.get(label, {}), **way} for label, way in ways.items()}
         settings = self.settings if load is None else {**self.settings, "other_load": load}
-        return summary.rows(point, contenders, samples or {}, costs or {}, settings, circumstances, self.seed)
+        return summary.rows(point, contenders, samples or {}, costs, settings, circumstances, self.seed)
 
     def _missing(self) -> str:
         missing = self.job.missing

@@ -479,13 +479,13 @@ class _Builder:
             ]
             for operation in operations
         ]
-        in_turn = [piece for pieces in zip_longest(*cuts) for piece in pieces if piece is not None]
-        longest = max((piece.stop - piece.start for piece in in_turn), default=1)
+        in_turn = [piece for pieces in zip_longest(*cuts) for piece in pieces if piece] if len(cuts) > 1 else cuts[0]
+        longest = max([piece.stop - piece.start for piece in in_turn], default=1)
         room = max(self.problem.count, self.options.landing) // max(1, longest)
         nplaces = min(2 * len(operations), max(1, room), len(in_turn))
         for first in range(nplaces):
             sharing = in_turn[first::nplaces]
-            place = self._take(max(piece.stop - piece.start for piece in sharing), number)
+            place = self._take(max([piece.stop - piece.start for piece in sharing]), number)
             for turn, piece in enumerate(sharing):
                 piece.turn, piece.landing = first + turn * nplaces, place
         return cuts, nplaces

@@ -32,11 +32,13 @@ class NotApplicable(ValueError):
 class Plan:
     """A call made ready. Call it, or `start` it and then `wait`; `free` it at the end (or use ``with``).
 
-    `number` counts the one-shot calls' plans that all ranks of a communicator made together.
+    `layout`, of a hand-written algorithm, counts in units of `unit_nbytes`. `number` counts the one-shot calls' plans
+    that all ranks of a communicator made together.
     """
 
     number = 0
     scratch_nbytes = 0
+    unit_nbytes = 0
     layout: Layout | None = None
 
     def __call__(self) -> None:
@@ -97,6 +99,7 @@ class HandPlan(Plan):
             )
         unit = buffers.unit(bound.dtype, operation.width)
         self.layout = layout
+        self.unit_nbytes = unit.itemsize
         self.scratch_nbytes = (layout.scratch_count + layout.host_count) * unit.itemsize
         self._attached = attached
         self._watch = watch

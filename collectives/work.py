@@ -33,7 +33,7 @@ class WorkPlan(Plan):
         some = recv if send is None else send
         self._inner = make(replace(bound, send=send, recv=recv, dtype=None if some is None else some.dtype))
         self._after = after
-        self.layout = self._inner.layout
+        self.layout, self.unit_nbytes = self._inner.layout, self._inner.unit_nbytes
         self.scratch_nbytes = self._inner.scratch_nbytes + sum(one.nbytes for one in (send, recv) if one is not None)
         problem, primitive = bound.problem, bound.problem.primitive
         alias = problem.in_place or primitive.one_buffer

@@ -113,6 +113,17 @@ def test_each_memory_has_rows_of_its_own_with_the_library_on_the_same(launch, tm
         row = named[primitive, "shared", algorithm]
         assert (row["status"], says in row["reason"]) == ("skipped", True)
     assert "window, shared" in result.out
+    ways = {(row["algorithm"], row["transport"]) for row in rows}
+    assert ways == {("native", "message"), ("ring", "message"), ("window", "window"), ("two_level", "window")}
+
+
+def test_rows_count_the_larger_messages_of_accumulation(launch, tmp_path):
+    words = ("allreduce", "-b", "16K", "-e", "16K", "-a", "ring", "-d", "float16", "-n", "5", "--no-plots")
+    result = sweep(launch, 2, *words, "--accumulate", "float32", "-o", tmp_path / "run")
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    sent = {row["algorithm"]: row["sent_nbytes_max"] for row in rows if row["status"] == "ok"}
+    assert sent["ring:accumulate=float32"] == 2 * 4096 * 4  # 8192 elements, half of them in each of two rounds
 
 
 def test_pretended_nodes_are_in_the_rows(launch, tmp_path):
