@@ -40,7 +40,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv sweep report plots test test-pure test-oldest test-full lint format bench-core bench-catalogue bench-windows bench-strategies gpu-check selftest doctor audit strategies cluster-test clean
+.PHONY: help venv sweep report plots test test-pure test-launch test-oldest test-full lint format bench-core bench-catalogue bench-windows bench-strategies gpu-check selftest doctor audit strategies cluster-test clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,10 +64,15 @@ report: $(READY) ## write report.md for the newest run (or ARGS=results/RUN)
 plots: $(READY) ## draw the newest run's pictures again (or ARGS=results/RUN)
 	$(PY) -m bench.report --pictures $(or $(ARGS),newest)
 
-test: test-pure $(RANKS:%=test-%) ## run every test: pure ones, then under mpirun with 1, 2, 3, 4, 5 and 8 ranks
+test: $(READY) ## run every test: pure ones, then under mpirun with 1, 2, 3, 4, 5 and 8 ranks
+	$(MAKE) --output-sync -j2 test-pure test-launch
+	$(MAKE) $(RANKS:%=test-%)
 
 test-pure: $(READY) ## run the tests that need no mpirun
-	$(PY) -m pytest -q tests
+	$(PY) -m pytest -q -m "not launch" tests
+
+test-launch: $(READY) ## run the tests that start mpirun themselves
+	$(PY) -m pytest -q -m launch tests
 
 # The versions that pyproject.toml allows as the oldest; pyparsing is as old as that matplotlib.
 OLDEST := $(shell sed -nE 's/^  "([a-z0-9_]+)>=([0-9.]+)".*/\1==\2/p' pyproject.toml) pyparsing==3.1.0 pytest==8.3.0 hypothesis==6.100.0
@@ -76,7 +81,7 @@ test-oldest: ## run the tests that need no mpirun with the oldest libraries that
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST)
 	.venv-oldest/bin/python -m pytest -q -m "not launch" tests
 
-test-full: $(READY) ## prove the whole catalogue for up to 64 ranks
+test-full: $(READY) ## prove the whole catalogue for up to 64 ranks, and end runs at 50 random moments
 	$(PY) -m pytest -q -m full tests
 
 test-%: $(READY) ## run the MPI tests with so many ranks
