@@ -318,7 +318,7 @@ class _Builder:
                 sends += self._send(number, operation)
                 sent += self._total(operation.chunks)
         reduces = [operation for operation in operations if isinstance(operation, RecvReduce)]
-        cuts, nlandings = self._landings(number, reduces) if reduces else ([], 0)
+        cuts, nlandings = self._landings(number, reduces, bool(sends)) if reduces else ([], 0)
         turns: dict[int, _Arrival] = {}
         for operation in operations:  # as they are listed: so both ends count the messages between them alike
             if isinstance(operation, Recv):
@@ -464,12 +464,14 @@ class _Builder:
             self.where.update({**places, **homes})
         return transfers
 
-    def _landings(self, number: int, operations: Sequence[RecvReduce]) -> tuple[list[list[_Piece]], int]:
+    def _landings(self, number: int, operations: Sequence[RecvReduce], sends: bool) -> tuple[list[list[_Piece]], int]:
         """Cut messages that are reduced into pieces, and let these land in turn in a few places.
 
         Pieces are combined in the order of their turns: the first ones of all messages, the second ones, and so on. A
         piece has to wait until the one that so many turns before it, as places are returned, has been combined. There
-        are two places for each message, or fewer where these would take more room than the vector.
+        are two places for each message, or fewer where these would take more room than the vector. Not fewer where the
+        rank `sends` in this round: what it combines may have to wait until it is sent, and that for a peer which waits
+        likewise.
         """
         cuts = [
             [
@@ -482,7 +484,7 @@ class _Builder:
         in_turn = [piece for pieces in zip_longest(*cuts) for piece in pieces if piece] if len(cuts) > 1 else cuts[0]
         longest = max([piece.stop - piece.start for piece in in_turn], default=1)
         room = max(self.problem.count, self.options.landing) // max(1, longest)
-        nplaces = min(2 * len(operations), max(1, room), len(in_turn))
+        nplaces = min(2 * len(operations), len(in_turn) if sends else max(1, room), len(in_turn))
         for first in range(nplaces):
             sharing = in_turn[first::nplaces]
             place = self._take(max([piece.stop - piece.start for piece in sharing]), number)

@@ -24,9 +24,9 @@ ALL = [
     for algorithm in primitive.algorithms.values()
     if not algorithm.primitive.synchronises
 ]
-PIECES = Options(piece=2, cap=3, pack_from=10**6, align=1)
+PIECES = Options(piece=2, cap=3, pack_from=10**6, align=1, landing=1)
 """Everything in small messages, scattered ones described by datatypes."""
-PACKED = Options(piece=3, cap=5, cuts=1, pack_from=2, align=4)
+PACKED = Options(piece=3, cap=5, cuts=1, pack_from=2, align=4, landing=1)
 """Scattered messages packed into one."""
 OPTIONS = [
     Options(),
@@ -36,7 +36,7 @@ OPTIONS = [
     replace(PACKED, waits="data"),
     Options(waits="data"),
 ]
-OPTIONS += [Options(waits="round")]
+OPTIONS += [Options(waits="round"), Options(landing=1)]
 
 
 def name_of(algorithm):
@@ -149,11 +149,11 @@ def test_every_layout_does_what_numpy_does(algorithm):
 
 
 @settings(max_examples=80)
-@given(cases(), st.booleans())
-def test_any_layout_does_what_numpy_does(case, late):
+@given(cases(), st.booleans(), st.integers(1, 100))
+def test_any_layout_does_what_numpy_does(case, late, landing):
     assume(not case.problem.primitive.synchronises)
     assume(not case.algorithm.unmet(case.problem))
-    check(case.algorithm, case.problem, Options.of(case.algorithm, 4, case.cap), late)
+    check(case.algorithm, case.problem, replace(Options.of(case.algorithm, 4, case.cap), landing=landing), late)
 
 
 # Layouts that are broken, each in one way. Ranks run in turn, each as far as it can, rank 0 first.

@@ -211,6 +211,7 @@ def test_both_ends_cut_alike_and_no_message_is_larger_than_allowed(case):
 
 EXTRA_VECTORS = {
     ("allreduce", "allgather_reduce"): 9.0,  # every rank holds the vectors of all: here of nine
+    ("allreduce", "recursive_multiplying"): 3.0,  # the vectors of three partners arrive while the own one is sent
     ("scan", "recursive_doubling"): 4.0,  # what arrives, total and prefix, each old and new
     ("exscan", "recursive_doubling"): 5.0,
     ("alltoall", "bruck"): 2.5,  # half the blocks in slots, half packed to be sent, half as they arrive, and holes

@@ -213,6 +213,21 @@ def test_every_algorithm_does_what_numpy_does(comm, primitive, algorithm):
     check_all(comm, primitive, algorithm, synchronous=True)
 
 
+@every_algorithm
+def test_every_algorithm_moves_large_messages(comm, primitive, algorithm):
+    """Large enough to be cut, packed, made to wait for a landing, and sent only when the peer is ready for them."""
+    nranks = comm.Get_size()
+    skip_if_unmet(primitive, nranks)
+    counts = uneven(primitive, nranks)
+    if counts is not None:
+        counts = tuple((np.array(counts) * (8192 // nranks)).tolist())
+        counts = tuple(map(tuple, counts)) if primitive.name == "alltoallv" else counts
+    count = 32771 if counts is None else int(np.sum(counts))
+    reason = Case(comm, primitive.problem(nranks, count, counts=counts), "float32").run(algorithm, synchronous=True)
+    if reason:
+        pytest.skip(reason)
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_and_operation(comm, dtype, op):
