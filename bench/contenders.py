@@ -15,10 +15,13 @@ from bench.rows import is_forced
 from bench.timing import seconds_of
 from bench.usage import UsageError
 from collectives.buffers import Arena
-from collectives.registry import Nodes, Primitive, UnknownNameError, nodes_of
+from collectives.registry import Nodes, Primitive, Problem, UnknownNameError, nodes_of
 
 NATIVE = "native"
 OUT_OF_MEMORY = "out of memory"
+LARGE_NBYTES = 4 << 20
+MOST_VECTORS = 5
+"""How many vectors of scratch a contender may want unasked, where these are large."""
 NATIVE_FORMS = (NATIVE, "native_persistent")
 ALL = "all"  # what competes unless algorithms are named
 
@@ -131,6 +134,24 @@ def make_ready(
                 contender.plans = []
                 break
     return contenders
+
+
+def greedy(problem: Problem, label: str, itemsize: int) -> str | None:
+    """Return why a hand-written contender is not measured unasked: it wants many vectors of scratch; else None.
+
+    Eight ranks that gather the vectors of all to add them up have nine in memory; sixty-four of them would have none.
+    """
+    from collectives.layout import Options as Cutting
+    from collectives.layout import lay_out
+
+    algorithm = problem.primitive.algorithms.get(label.partition(":")[0])
+    if algorithm is None or problem.count * itemsize < LARGE_NBYTES or algorithm.unmet(problem):
+        return None
+    layout = lay_out(problem, algorithm, problem.root, Cutting.of(algorithm, itemsize, 1 << 31))
+    vectors = layout.scratch_count / problem.count
+    if vectors <= MOST_VECTORS:
+        return None
+    return f"needs {vectors:.0f} times the vector as scratch; name it with --algorithm to measure it"
 
 
 def agree(comm: Any, contenders: Sequence[Contender]) -> None:

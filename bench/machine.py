@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,10 +60,16 @@ def rank_facts() -> dict[str, Any]:
     return {"host": platform.node(), "pid": os.getpid(), "cpus": cpus_of_rank}
 
 
-def peak_nbytes() -> int:
-    """Return the most memory that this process had at once (its resident set, shared memory included)."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most << 10  # getrusage(2): KiB on Linux
+def resident_nbytes() -> int:
+    """Return the bytes of memory that this process has now; what it shares counts in equal parts for all that do.
+
+    Zero where the system does not tell (proc_pid_smaps(5), Pss).
+    """
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
 
 
 def run_facts() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from bench import gpus, machine, summary
 from bench.check import Buffers, Checked, on_gpu, ordinary
 from bench.clocks import Clocks
-from bench.contenders import NATIVE, OUT_OF_MEMORY, Contender, agree, make_ready, nodes_seen
+from bench.contenders import NATIVE, OUT_OF_MEMORY, Contender, agree, greedy, make_ready, nodes_seen
 from bench.groups import Group
 from bench.guard import Guard
 from bench.guess import distance, guess
@@ -28,6 +28,7 @@ from bench.samples import Samples
 from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
 from collectives import Arena, barrier, devices
+from collectives.operations import dtype_of
 from collectives.shared import SharedMemoryError
 
 MEMORY_SHARE = 0.8
@@ -68,6 +69,7 @@ class Measuring:
             self.shares_gpu = most > 1
             self.settings |= {"device": "cuda", "ranks_per_gpu": most}
         self.among(Group.whole(job.comm))
+        self.peak_nbytes = 0  # the most memory that this rank was seen to have at a point
         self.empty_seconds = 0.0  # what an empty call takes in the same loop
         self._free_nbytes = machine.memory("MemAvailable")
         self._caches, self._governed = machine.cache_levels(), machine.governed()
@@ -119,8 +121,16 @@ class Measuring:
         ways = {name: gpus.transport_of(problem, name, "staged") for name in names if name != NATIVE}
         return [Contender(name, reason=f"its transport is {way}") for name, way in ways.items() if way != wanted]
 
+    def _greedy(self, point: Point, names: Sequence[str]) -> list[Contender]:
+        """Return, as skipped, the contenders that want too much memory for what nobody asked for by name."""
+        if self.options.algorithms:
+            return []
+        problem, itemsize = point.problem(self.group.nranks), dtype_of(point.dtype).itemsize
+        reasons = {name: greedy(problem, name, itemsize) for name in names}
+        return [Contender(name, reason=reason) for name, reason in reasons.items() if reason]
+
     def _measured(self, point: Point, names: Sequence[str], keep: Any) -> list[Row]:
-        others = self._of_other_transports(point, names)
+        others = [*self._of_other_transports(point, names), *self._greedy(point, names)]
         names = [name for name in names if name not in {one.label for one in others}]
         try:
             sets, contenders = self._made_ready(point, names)
@@ -143,6 +153,7 @@ class Measuring:
             load = self.load.look()
             self.check(right, sets)
             self._guess(point, right, samples)
+            self.peak_nbytes = max(self.peak_nbytes, machine.resident_nbytes())
         finally:
             for contender in contenders:
                 contender.free()

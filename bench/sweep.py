@@ -121,7 +121,7 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
                 output.write_step(step)
                 statuses[step.status] += 1
         measuring.free()
-        peak = job.most(np.array([machine.peak_nbytes()]))[0]  # of measuring: pictures take rank 0 far more
+        peak = job.most(np.array([measuring.peak_nbytes]))[0]
         if job.leads and options.plots:
             output.draw()
         output.end(statuses, {"peak_rank_nbytes": int(peak), "ended": now()})

@@ -2,10 +2,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.contenders import Contender, labels
+from bench.contenders import Contender, greedy, labels
 from bench.options import parse
 from bench.usage import UsageError
-from collectives import PRIMITIVES
+from collectives import PRIMITIVES, allreduce
 
 NAMES = {name: ["native", "native_persistent", *primitive.algorithms] for name, primitive in PRIMITIVES.items()}
 
@@ -85,3 +85,12 @@ def test_all_plans_of_a_contender_are_armed_and_disarmed_again():
         assert armed == plans
         raise KeyError
     assert armed == []
+
+
+def test_what_wants_many_vectors_of_scratch_is_not_measured_unasked():
+    problem = allreduce.problem(8, 4 << 20)
+    assert "needs 8 times the vector as scratch; name it" in greedy(problem, "allgather_reduce", 4)
+    assert greedy(problem, "allgather_reduce:allgather=spread", 4)
+    assert greedy(allreduce.problem(2, 4 << 20), "allgather_reduce", 4) is None
+    assert greedy(allreduce.problem(8, 1 << 10), "allgather_reduce", 4) is None
+    assert all(greedy(problem, name, 4) is None for name in ("native", "ring", "window", "native:ring"))
