@@ -11,7 +11,7 @@ import numpy as np
 from bench import gpus, machine, summary
 from bench.check import Buffers, Checked, on_gpu, ordinary
 from bench.clocks import Clocks
-from bench.contenders import NATIVE, OUT_OF_MEMORY, Contender, agree, greedy, make_ready, nodes_seen
+from bench.contenders import LARGE_NBYTES, NATIVE, OUT_OF_MEMORY, Contender, agree, greedy, make_ready, nodes_seen
 from bench.groups import Group
 from bench.guard import Guard
 from bench.guess import distance, guess
@@ -27,7 +27,7 @@ from bench.rows import Row, is_forced
 from bench.samples import Samples
 from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
-from collectives import Arena, barrier, devices
+from collectives import Arena, barrier, devices, release
 from collectives.operations import dtype_of
 from collectives.shared import SharedMemoryError
 
@@ -157,6 +157,9 @@ class Measuring:
         finally:
             for contender in contenders:
                 contender.free()
+        if point.nbytes >= LARGE_NBYTES and self.group.taking_part:
+            del sets
+            release(self.group.comm)
         for one in ready:
             costs[one.label]["first_call_us"] = one.first_seconds * 1e6 / point.primitive.legs
         keep(point, samples)

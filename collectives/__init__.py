@@ -18,7 +18,7 @@ from collectives.buffers import Arena
 from collectives.gather import gather, gatherv
 from collectives.reduce import reduce
 from collectives.reduce_scatter import reduce_scatter, reduce_scatterv
-from collectives.registered import alloc, alloc_common
+from collectives.registered import alloc, alloc_common, release
 from collectives.scan import exscan, scan
 from collectives.scatter import scatter, scatterv
 from collectives.sendrecv import exchange, pingpong, ring_shift, stream
@@ -71,6 +71,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatterv",
+    "release",
     "ring_shift",
     "scan",
     "scatter",

@@ -40,6 +40,18 @@ def alloc(comm: MPI.Intracomm, count: int, dtype: Any, device: str = "cpu") -> A
     return np.frombuffer(memory, dtype, count)
 
 
+def release(comm: MPI.Intracomm) -> None:
+    """Give shared memory of `comm` that nobody uses any more back to the system. All ranks of `comm` call it.
+
+    Without it, it is kept for the next array or plan.
+    """
+    from collectives.attached import attached_to
+
+    shared = attached_to(comm).window
+    if shared is not None:
+        shared.shrink()
+
+
 def alloc_common(comm: MPI.Intracomm, count: int, dtype: Any) -> np.ndarray[Any, Any]:
     """Return one and the same array of `count` elements on all ranks of a node. All ranks of `comm` call it.
 

@@ -172,7 +172,7 @@ class SharedMemory:
 
         None: this rank needs no more. A node on which that holds for all gets no window.
         """
-        self._shrink()
+        self.shrink()
         wanted = self.node.allgather(nbytes)
         sizes = [max(LEAST_NBYTES, -(-((one or 0) + ALIGN_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES) for one in wanted]
         if wanted == [None] * len(wanted):
@@ -200,8 +200,8 @@ class SharedMemory:
         whole = (-addresses[self.rank] % ALIGN_NBYTES, mine)
         self._windows.append(_Window(window, addresses, sizes, whole, [whole]))
 
-    def _shrink(self) -> None:
-        """Free the windows of which no rank uses anything."""
+    def shrink(self) -> None:
+        """Free the windows of which no rank uses anything, which are kept otherwise for what comes next. Collective."""
         numbers = [number for number, one in enumerate(self._windows) if one is not None]
         unused = np.array([self._unused(number) for number in numbers], np.uint8)
         self.node.Allreduce(MPI.IN_PLACE, unused, MPI.MIN)
