@@ -13,11 +13,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
+from types import MappingProxyType
 from typing import Any
 
 from bench.rows import ROWS_FILE, is_handwritten, read_rows, read_run
@@ -59,6 +60,16 @@ class Sweeper:
 
     def rows(self, nranks: int, *words: str, **environment: str) -> Rows:
         """Run ``bench.sweep`` with these words and return its rows."""
+        return self.results(nranks, words, lambda folder: read_rows(folder / ROWS_FILE).rows, environment)
+
+    def results(
+        self,
+        nranks: int,
+        words: Sequence[str],
+        read: Callable[[Path], Rows],
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Rows:
+        """Run ``bench.sweep`` with these words and return what `read` finds in its folder."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "run"
             command = [self.mpirun, "-n", str(nranks), sys.executable, "-m", "bench.sweep", *words]
@@ -67,7 +78,7 @@ class Sweeper:
                 print("#", *(f"{name}={value}" for name, value in environment.items()), *command, flush=True)
             subprocess.run(command, check=True, env={**os.environ, **environment}, timeout=1200)
             self.facts = read_run(output)
-            return read_rows(output / ROWS_FILE).rows
+            return read(output)
 
 
 def best(rows: Rows) -> dict[tuple[str, int], Mapping[str, Any]]:
@@ -190,15 +201,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0 if every target is reached, 1 if not."""
     parser = argparse.ArgumentParser(prog="python -m bench.targets", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("suite", choices=SUITES, help="which targets")
-    beside = Path(sys.executable).with_name("mpirun")
-    parser.add_argument("--mpirun", default=str(beside) if beside.exists() else "mpirun", help="default: %(default)s")
-    parser.add_argument("--echo", action="store_true", help="show the commands")
+    add_launch_options(parser)
     options = parser.parse_args(argv)
     version = subprocess.run([options.mpirun, "--version"], capture_output=True, text=True, check=True).stdout
     mpich = "Open MPI" not in version and "open-mpi" not in version
     print(f"# {options.suite} on {'MPICH' if mpich else 'Open MPI'}", flush=True)
+    return told(SUITES[options.suite](Sweeper(options.mpirun, options.echo), mpich))
+
+
+def add_launch_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how sweeps are launched: --mpirun and --echo."""
+    beside = Path(sys.executable).with_name("mpirun")
+    parser.add_argument("--mpirun", default=str(beside) if beside.exists() else "mpirun", help="default: %(default)s")
+    parser.add_argument("--echo", action="store_true", help="show the commands")
+
+
+def told(figures: Iterable[Figure]) -> int:
+    """Print each figure as it is measured; return 0 if every target is reached, 1 if not."""
     missed = 0
-    for figure in SUITES[options.suite](Sweeper(options.mpirun, options.echo), mpich):
+    for figure in figures:
         missed += not figure.reached
         print(figure, flush=True)
     print(f"# {missed} missed" if missed else "# all reached")

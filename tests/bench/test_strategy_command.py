@@ -11,6 +11,7 @@ from strategies.cases import STRATEGIES
 from strategies.mesh import Mesh
 from strategies.models import MODELS
 from strategies.traffic import Job, merge
+from tests.bench.test_sweep_command import BROKEN
 
 pytestmark = pytest.mark.launch
 
@@ -131,20 +132,6 @@ def test_a_file_of_other_rows_is_refused(tmp_path):
         )  # fmt: skip
     (row,) = read_patterns(tmp_path / STRATEGIES_FILE).rows
     assert (row["strategy"], row["calls"], row["best"]) == ("tensor", None, False)
-
-
-BROKEN = """
-import sys
-from collectives import allreduce
-from collectives.rounds import Recv, Send
-
-@allreduce.algorithm()
-def forgetful(rank, nranks):
-    yield tuple(Send(peer, 0) for peer in range(1, nranks)) if rank == 0 else Recv(0, 0)
-
-from bench.sweep import main
-main(sys.argv[1:])
-"""
 
 
 def test_a_wrong_result_is_marked_gives_status_1_and_is_no_best(launch, tmp_path):
