@@ -2,17 +2,21 @@
 
 Peers must agree on these places without talking, so they are fixed: what its owner has not yet written lies in its
 input buffer, what has been written lies in its output buffer; where that buffer is not shared, or where buffers alias,
-it has a slot of its own in shared scratch. All of it follows from the rounds, and all ranks work out the same.
+it has a slot in shared scratch. A slot is used from the step in which it is filled to that in which it is read last,
+and then again for another chunk; steps are what fences divide a call into. All of it follows from the rounds, and all
+ranks work out the same.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 from collectives.races import reads_and_writes
-from collectives.regions import RECV, SHARED, Region, of_peer
+from collectives.regions import ALWAYS, RECV, SHARED, Region, Scratch, of_peer
 from collectives.registry import Algorithm, Problem
-from collectives.rounds import Chunk, Fence, Pull, Push, Round, as_rounds
+from collectives.rounds import Access, Chunk, Fence, Pull, Push, Round, as_rounds
 
 Places = Callable[[int], tuple[Mapping[Chunk, Region], Mapping[Chunk, Region]]]
 """For a rank: where its inputs lie, and where its outputs belong."""
@@ -41,7 +45,10 @@ class Exposure:
         self.written: dict[tuple[int, Chunk], int] = {}
         self.read: dict[tuple[int, Chunk], list[int]] = {}
         self.pushed: dict[tuple[int, Chunk], list[int]] = {}
+        self.touched: dict[tuple[int, Chunk], int] = {}  # by its owner, for the last time
+        self.set_last: dict[tuple[int, Chunk], tuple[int, bool]] = {}  # by its owner: when, and whether by an access
         self.exposed: dict[int, dict[Chunk, None]] = {one: {} for one in self.rounds}
+        self.fences = {one: self._fences_of(rounds) for one, rounds in self.rounds.items()}
         self._follow()
         if algorithm.staged:  # peers read copies of inputs, whatever is written meanwhile
             self.written = {}
@@ -59,6 +66,10 @@ class Exposure:
                 waiting += [member for group in groups for member in group]
         return dict(sorted(rounds.items()))
 
+    def _fences_of(self, rounds: Sequence[Round]) -> list[int]:
+        """Return the rounds that end with a fence."""
+        return [number for number, one in enumerate(rounds) if any(isinstance(each, Fence) for each in one)]
+
     def _follow(self) -> None:
         for one, rounds in self.rounds.items():
             for number, operations in enumerate(rounds):
@@ -67,7 +78,11 @@ class Exposure:
                         place = owner, chunk
                         if written:
                             self.written[place] = min(number, self.written.get(place, UNWRITTEN))
-                        if owner != one:
+                        if owner == one:
+                            self.touched[place] = number
+                            if written:
+                                self.set_last[place] = number, isinstance(operation, Access)
+                        else:
                             self.exposed[owner][chunk] = None
                             (self.pushed if written else self.read).setdefault(place, []).append(number)
 
@@ -83,28 +98,76 @@ class Exposure:
         return (owner, chunk) in self.pushed or any(number > first for number in self.read.get((owner, chunk), ()))
 
     def _home_usable(self, owner: int, chunk: Chunk) -> bool:
-        inputs, homes = self.places[owner]
-        home = homes.get(chunk)
-        if home is None or RECV not in self.shared:
-            return False
-        return not any(other != chunk and region.overlaps(home) for other, region in inputs.items())
+        homes = self.places[owner][1]
+        return chunk in homes and RECV in self.shared and self._home_alone(owner, chunk)
 
     def _input_usable(self, owner: int, chunk: Chunk) -> bool:
         region = self.places[owner][0].get(chunk)
         return region is not None and region.buffer in self.shared
 
     def _slots_of(self, owner: int) -> dict[Chunk, Region]:
+        """Return the slots of `owner`: for chunks that are used in the same step, side by side."""
         inputs, homes = self.places[owner]
-        start = 0
-        slots = {}
-        for chunk in dict.fromkeys((*inputs, *homes, *self.exposed[owner])):
-            if chunk in self.exposed[owner] and (
-                (self._unwritten_reads(owner, chunk) and not self._input_usable(owner, chunk))
-                or (self._written_reads(owner, chunk) and not self._home_usable(owner, chunk))
-            ):
-                slots[chunk] = Region(SHARED, start, start + self.count(chunk))
-                start += self.count(chunk)
+        steps = {
+            chunk: self._steps_of(owner, chunk)
+            for chunk in dict.fromkeys((*inputs, *homes, *self.exposed[owner]))
+            if chunk in self.exposed[owner] and (self._copied(owner, chunk) or self._elsewhere(owner, chunk))
+        }
+        scratch, slots = Scratch(1), {}
+        for chunk in sorted(steps, key=lambda one: steps[one][0]):
+            first, last = steps[chunk]
+            scratch.expire(first - 1)
+            start = scratch.take(self.count(chunk), last)
+            slots[chunk] = Region(SHARED, start, start + self.count(chunk))
         return slots
+
+    def _copied(self, owner: int, chunk: Chunk) -> bool:
+        """Whether peers read a copy of an input."""
+        return self._unwritten_reads(owner, chunk) and not self._input_usable(owner, chunk)
+
+    def _elsewhere(self, owner: int, chunk: Chunk) -> bool:
+        """Whether what is written to the chunk lies in a slot for peers."""
+        return self._written_reads(owner, chunk) and not self._home_usable(owner, chunk)
+
+    def _steps_of(self, owner: int, chunk: Chunk) -> tuple[int, int]:
+        """Return the first and the last step in which the slot of a chunk is used.
+
+        Steps can be told where all ranks meet at all fences; else a slot is used all the time.
+        """
+        everyone = tuple(self.rounds)
+        if any(tuple(sorted(one)) != everyone for one in self.groups):
+            return 0, ALWAYS
+        place = owner, chunk
+        first = self.written.get(place, UNWRITTEN)
+        used = []
+        if self._copied(owner, chunk):
+            used = [number for number in self.read[place] if number <= first]
+            used.append(self.copied_in(owner, min(used)))
+        if self._elsewhere(owner, chunk):
+            if not self._settled_at_once(owner, chunk):
+                return 0, ALWAYS
+            used += [first, self.touched[place], *(number for number in self.read[place] if number > first)]
+        return self._step(owner, min(used)), self._step(owner, max(used))
+
+    def _step(self, owner: int, number: int) -> int:
+        """Return how many fences `owner` has passed before a round."""
+        return bisect_left(self.fences[owner], number)
+
+    def copied_in(self, owner: int, number: int) -> int:
+        """Return the round at whose end an input is copied that peers read in round `number`: at the last fence."""
+        index = self._step(owner, number)
+        return self.fences[owner][index - 1] if index else 0
+
+    def _settled_at_once(self, owner: int, chunk: Chunk) -> bool:
+        """Whether the owner copies a chunk from its slot to where it belongs as soon as it is there."""
+        if (owner, chunk) in self.pushed or not self.set_last.get((owner, chunk), (0, False))[1]:
+            return False
+        return chunk not in self.places[owner][1] or self._home_alone(owner, chunk)
+
+    def _home_alone(self, owner: int, chunk: Chunk) -> bool:
+        """Whether nothing but the chunk itself lies where it belongs."""
+        inputs, homes = self.places[owner]
+        return not any(other != chunk and region.overlaps(homes[chunk]) for other, region in inputs.items())
 
     def _written_place(self, owner: int, chunk: Chunk) -> Region:
         return self.places[owner][1][chunk] if self._home_usable(owner, chunk) else self.slots[owner][chunk]
@@ -157,7 +220,7 @@ class Exposure:
 
     # The own rank's part
 
-    @property
+    @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """All groups that meet at fences, in the same order on all these ranks."""
         return tuple(
@@ -178,14 +241,19 @@ class Exposure:
         return max((region.stop for region in self.slots[self.rank].values()), default=0)
 
     @property
-    def staged(self) -> list[tuple[Region, Region]]:
-        """The own inputs that peers read from slots: from where to where they are copied as the call begins."""
-        inputs = self.places[self.rank][0]
-        return [
-            (region, self.slots[self.rank][chunk])
-            for chunk, region in inputs.items()
-            if self._unwritten_reads(self.rank, chunk) and not self._input_usable(self.rank, chunk)
-        ]
+    def copies(self) -> dict[int, list[tuple[Region, Region]]]:
+        """The own inputs that peers read from slots: for each round from where to where they are copied at its end."""
+        result: dict[int, list[tuple[Region, Region]]] = {}
+        for chunk, region in self.places[self.rank][0].items():
+            if self._copied(self.rank, chunk):
+                first = self.copied_in(self.rank, min(self.read[self.rank, chunk]))
+                result.setdefault(first, []).append((region, self.slots[self.rank][chunk]))
+        return result
+
+    def settled_at_once(self, chunk: Chunk, number: int) -> bool:
+        """Whether an own chunk, written to its slot in round `number`, is to be copied to where it belongs then."""
+        place = self.rank, chunk
+        return self._settled_at_once(*place) and self.set_last[place][0] == number
 
     def fixed(self) -> dict[Chunk, Region]:
         """Return where the own chunks must be written that peers read afterwards, or write themselves."""

@@ -217,7 +217,9 @@ class _Builder:
         self.last_read: dict[Chunk, int] = {}
         self.fixed: dict[Chunk, Region] = {}
         self.pushed_in: dict[int, list[Chunk]] = {}
+        self.pushed: set[Chunk] = set()
         self.exposure = self._expose() if self._look_ahead() else None
+        self.copies = self.exposure.copies if self.exposure else {}
         self.last_read.update(dict.fromkeys(self.home, ALWAYS))
 
     def _aliasing(self, rank: int) -> tuple[int, int] | None:
@@ -246,8 +248,6 @@ class _Builder:
         self.written.update(chunk for chunks in self.pushed_in.values() for chunk in chunks)
         for chunk, number in exposure.last_reads().items():
             self.last_read[chunk] = max(number, self.last_read.get(chunk, NEVER))
-        for source, target in joined(exposure.staged):
-            self.program.move(source, target)
         return exposure
 
     def _place(self, chunks: Sequence[Chunk], buffer: str, start: int) -> dict[Chunk, Region]:
@@ -270,7 +270,9 @@ class _Builder:
                     if isinstance(operation, Access):
                         if self.rank in operation.peers or isinstance(operation, Push):
                             self.last_read.update(dict.fromkeys(operation.chunks, number))
-                        if not isinstance(operation, Push):
+                        if isinstance(operation, Push):
+                            self.pushed.update(operation.chunks)
+                        else:
                             self.written.update(operation.chunks)
                 elif isinstance(operation, Copy):
                     self.last_read[operation.src] = number
@@ -342,6 +344,8 @@ class _Builder:
         if others:
             self._local(number, others)
         program.wait_all_but(self.lookahead)
+        for source, target in joined(self.copies.get(number, ())):
+            program.move(source, target)
         for operation in others:
             if isinstance(operation, Fence):
                 program.sync(operation.group)
@@ -369,36 +373,48 @@ class _Builder:
             chunks = accesses[0].chunks
             several = next((index for index, one in enumerate(accesses) if one.chunks != chunks), len(accesses))
             run, accesses = accesses[:several], accesses[several:]
-            steps = [self._access(number, one, exposure) for one in run]
+            steps = [step for one in run for step in self._access(number, one, exposure)]
             total = self._total(chunks)
-            in_pieces = len(run) > 1 or len(run[0].peers) > 2
+            in_pieces = len(steps) > 1 or len(run[0].peers) > 2
             piece = min(self.options.piece, total) if in_pieces else total
             for start in range(0, total, max(1, piece)):
                 for step in steps:
                     step(start, min(start + piece, total))
 
-    def _access(self, number: int, access: Access, exposure: Exposure) -> Callable[[int, int], None]:
-        """Return a function that carries out an access from one element of its chunks to another."""
+    def _access(self, number: int, access: Access, exposure: Exposure) -> Iterator[Callable[[int, int], None]]:
+        """Yield functions that together carry out an access from one element of its chunks to another."""
         chunks = access.chunks
-
+        own = self.rank in access.peers
         if isinstance(access, Push):
-            theirs = [
-                stream_of(chunks, {chunk: exposure.target(peer, chunk) for chunk in chunks})
+            source = stream_of(chunks, self.where)
+            for peer in access.peers:
+                if peer != self.rank:
+                    theirs = {chunk: exposure.target(peer, chunk) for chunk in chunks}
+                    yield partial(self._moves, source, stream_of(chunks, theirs))
+            homes = {chunk: self.home[chunk] for chunk in chunks if self._home_free(chunk, number, self.where[chunk])}
+        else:
+            sources = [
+                stream_of(chunks, self.where if peer == self.rank else exposure.places_of(peer, chunks, number))
                 for peer in access.peers
-                if peer != self.rank
             ]
-            return partial(self._push, stream_of(chunks, self.where), theirs)
-        sources = [
-            stream_of(chunks, self.where if peer == self.rank else exposure.places_of(peer, chunks, number))
-            for peer in access.peers
-        ]
-        places = self._with_scratch(chunks, number, self._pull_homes(chunks, number, self.rank in access.peers))
-        self.where.update(places)
-        into = stream_of(chunks, places)
-        if isinstance(access, PullReduce) and len(sources) > 2:
-            sum_count = min(self.options.piece, self._total(chunks))
-            return partial(self._fold_all, sources, into, self._take(sum_count, number))
-        return partial(self._fold_all, sources, into, NOWHERE)
+            self.where.update(self._with_scratch(chunks, number, self._pull_homes(chunks, number, own)))
+            source = stream_of(chunks, self.where)
+            yield partial(self._fold_all, sources, source, self._partial_sum(access, number))
+            homes = {
+                chunk: self.home[chunk]
+                for chunk in chunks
+                if chunk in self.home and chunk in self.fixed and exposure.settled_at_once(chunk, number)
+            }
+        settled = {chunk: homes.get(chunk, self.where[chunk]) for chunk in chunks}
+        if any(self.where[chunk] != place for chunk, place in settled.items()):  # while a piece is in cache
+            yield partial(self._moves, source, stream_of(chunks, settled))
+            self.where.update(settled)
+
+    def _partial_sum(self, access: Access, number: int) -> Region:
+        """Return where a piece is summed up that several peers have."""
+        if not isinstance(access, PullReduce) or len(access.peers) <= 2:
+            return NOWHERE
+        return self._take(min(self.options.piece, self._total(access.chunks)), number)
 
     def _pull_homes(self, chunks: Sequence[Chunk], number: int, own: bool) -> dict[Chunk, Region]:
         return {
@@ -407,15 +423,11 @@ class _Builder:
             if self._home_free(chunk, number, self.where[chunk] if own else None)
         }
 
-    def _push(self, own: Sequence[Region], theirs: Sequence[Sequence[Region]], start: int, stop: int) -> None:
-        for target in theirs:
-            self._moves(part(own, start, stop), part(target, start, stop))
-
     def _fold_all(
         self, sources: Sequence[Sequence[Region]], into: Sequence[Region], partial_sum: Region, start: int, stop: int
     ) -> None:
         if len(sources) == 1:
-            self._moves(part(sources[0], start, stop), part(into, start, stop))
+            self._moves(sources[0], into, start, stop)
             return
         for *operands, target in side_by_side(*(part(one, start, stop) for one in (*sources, into))):
             count = target.stop - target.start
@@ -426,8 +438,8 @@ class _Builder:
                 left = kept
             self.program.fold(left, operands[-1], target)
 
-    def _moves(self, sources: Sequence[Region], targets: Sequence[Region]) -> None:
-        for source, target in side_by_side(sources, targets):
+    def _moves(self, sources: Sequence[Region], targets: Sequence[Region], start: int, stop: int) -> None:
+        for source, target in side_by_side(part(sources, start, stop), part(targets, start, stop)):
             if not (self.options.common and same_everywhere(source, target)):
                 self.program.move(source, target)
 
@@ -637,8 +649,12 @@ class _Builder:
         )
 
     def _settle_final(self) -> None:
-        """Copy chunks that are final from the start to their homes, while the first messages are under way."""
-        final = [chunk for chunk in self.home if chunk in self.where and chunk not in self.written]
+        """Copy chunks that are final from the start to their homes, while the first messages are under way.
+
+        Those that are pushed are copied together with that, unless it is needless, as one copy is there for all.
+        """
+        left = self.written if self.options.common else self.written | self.pushed
+        final = [chunk for chunk in self.home if chunk in self.where and chunk not in left]
         free = [chunk for chunk in final if self._home_free(chunk, 0, self.where[chunk])]
         for source, target in joined((self.where[chunk], self.home[chunk]) for chunk in free):
             self.program.move(source, target)

@@ -14,7 +14,7 @@ from collectives.broadcast import broadcast
 from collectives.gather import gather, gatherv
 from collectives.reduce import reduce
 from collectives.reduce_scatter import reduce_scatter, reduce_scatterv
-from collectives.registry import SHARED_MEMORY, algorithm_of, per_rank
+from collectives.registry import SHARED_MEMORY, Parameter, algorithm_of, per_rank, per_segment
 from collectives.rounds import Fence, Pull, PullReduce, Push, Rounds, cyclic
 from collectives.scatter import scatter, scatterv
 
@@ -22,6 +22,11 @@ from collectives.scatter import scatter, scatterv
 def others(rank: int, nranks: int) -> list[int]:
     """All other ranks, from the next above on, so that no rank is everyone's first."""
     return cyclic(rank + 1, nranks - 1, nranks)
+
+
+def per_segment_and_rank(nranks: int, *, segments: int, **parameters: Parameter) -> int:
+    """The vector is cut into segments, and each of these into as many chunks as there are ranks."""
+    return segments * nranks
 
 
 @allreduce.algorithm(name="window", chunks=per_rank, needs=SHARED_MEMORY, keeps_order=True)
@@ -41,6 +46,20 @@ def allreduce_pull(rank: int, nranks: int) -> Rounds:
     yield (*(Pull(peer, peer) for peer in others(rank, nranks)), Fence(everyone))
 
 
+@allreduce.algorithm(name="window_pipelined", chunks=per_segment_and_rank, needs=SHARED_MEMORY, keeps_order=True)
+def allreduce_pipelined(rank: int, nranks: int, segments: int = 16) -> Rounds:
+    """Combine the own slice of one segment after another, and read the others' results of the one before.
+
+    What lies in no shared memory goes through slots that are used again for every other segment: they stay in cache.
+    """
+    everyone = range(nranks)
+    yield Fence(everyone)
+    for segment in range(segments + 1):
+        before = [Pull(peer, (segment - 1) * nranks + peer) for peer in others(rank, nranks)] if segment else []
+        own = [PullReduce(everyone, segment * nranks + rank)] if segment < segments else []
+        yield (*before, *own, Fence(everyone))
+
+
 @allreduce.algorithm(name="window_one_shot", needs=SHARED_MEMORY, keeps_order=True, staged=True)
 def allreduce_one_shot(rank: int, nranks: int) -> Rounds:
     """Every rank leaves a copy of its vector for the others and combines all of them itself: one fence in all."""
@@ -55,6 +74,18 @@ def reduce_push(rank: int, nranks: int, root: int) -> Rounds:
     everyone = range(nranks)
     yield Fence(everyone)
     yield PullReduce(everyone, rank), Push([root], rank), Fence(everyone)
+
+
+@reduce.algorithm(name="window_pipelined", chunks=per_segment_and_rank, needs=SHARED_MEMORY, keeps_order=True)
+def reduce_pipelined(rank: int, nranks: int, root: int, segments: int = 16) -> Rounds:
+    """Combine the own slice of one segment after another, of which the root reads the one before."""
+    everyone = range(nranks)
+    reads = others(rank, nranks) if rank == root else []
+    yield Fence(everyone)
+    for segment in range(segments + 1):
+        before = [Pull(peer, (segment - 1) * nranks + peer) for peer in reads] if segment else []
+        own = [PullReduce(everyone, segment * nranks + rank)] if segment < segments else []
+        yield (*before, *own, Fence(everyone))
 
 
 @algorithm_of(reduce_scatter, reduce_scatterv, name="window", needs=SHARED_MEMORY, keeps_order=True)
@@ -82,6 +113,16 @@ def broadcast_pull(rank: int, nranks: int, root: int) -> Rounds:
     yield Fence(everyone)
     own = (Pull(root, 0),) if rank != root else ()
     yield (*own, Fence(everyone))
+
+
+@broadcast.algorithm(name="window_pipelined", chunks=per_segment, needs=SHARED_MEMORY)
+def broadcast_pipelined(rank: int, nranks: int, root: int, segments: int = 16) -> Rounds:
+    """Every rank reads one segment after another from the root."""
+    everyone = range(nranks)
+    yield Fence(everyone)
+    for segment in range(segments):
+        own = (Pull(root, segment),) if rank != root else ()
+        yield (*own, Fence(everyone))
 
 
 @algorithm_of(allgather, allgatherv, name="window", needs=SHARED_MEMORY)

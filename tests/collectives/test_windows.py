@@ -1,11 +1,13 @@
 """Algorithms on shared memory, without MPI: broken ones are caught, and all layouts do what NumPy does."""
 
+from collections import defaultdict
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 
-from collectives import PRIMITIVES, allgather, allreduce, alltoall, broadcast, gather, reduce_scatter
+from collectives import PRIMITIVES, allgather, allreduce, alltoall, broadcast, gather, reduce, reduce_scatter
+from collectives.exposure import Exposure
 from collectives.interpret import interpret
 from collectives.layout import Options, Unshareable, lay_out
 from collectives.program import Fold, Move, Start, Sync
@@ -273,6 +275,65 @@ def test_what_was_combined_is_written_to_all_while_it_is_in_cache():
     layout = instructions(allreduce, "window", 3, 0, shared=frozenset({"send", "recv"}), piece=4)
     kinds = [type(one) for one in layout.program]
     assert kinds == [Sync, *([Fold] * 2 + [Move] * 2) * 2, Sync]
+
+
+def test_an_own_block_is_copied_while_it_is_in_cache_for_others():
+    layout = instructions(allgather, "window", 4, 1, shared=frozenset({"send", "recv"}), piece=4)
+    moves = [one for one in layout.program if isinstance(one, Move)]
+    assert [(one.source.start, one.target.buffer) for one in moves] == [
+        *((0, peer) for peer in ((2, "recv"), (3, "recv"), (0, "recv"), "recv")),
+        *((4, peer) for peer in ((2, "recv"), (3, "recv"), (0, "recv"), "recv")),
+    ]
+
+
+@pytest.mark.parametrize("primitive", [allreduce, reduce, broadcast], ids=lambda one: one.name)
+def test_a_pipeline_needs_slots_for_two_segments_however_many_there_are(primitive):
+    for segments in (4, 8, 16):
+        algorithm = primitive.find(f"window_pipelined:segments={segments}")
+        layouts = [lay_out(primitive.problem(4, 64 * segments), algorithm, rank) for rank in range(4)]
+        assert max(one.shared_count for one in layouts) == 2 * 64
+
+
+def faults_between_fences(layouts):
+    """List two accesses of different ranks to elements that peers access, one of them a write, in the same step."""
+    found = []
+    uses = defaultdict(list)  # by step and buffer: (rank, whether it writes, start, stop)
+    for layout in layouts:
+        step = 0
+        for one in layout.program:
+            step += isinstance(one, Sync)
+            if isinstance(one, (Move, Fold)):
+                written = one[-1]
+                for region in one:
+                    owner, name = region.buffer if isinstance(region.buffer, tuple) else (layout.rank, region.buffer)
+                    uses[step, owner, name].append((layout.rank, region is written, region.start, region.stop))
+    for place, of_place in uses.items():
+        for (one, writes, start, stop), (other, also, first, last) in combinations(of_place, 2):
+            if one != other and (writes or also) and max(start, first) < min(stop, last):
+                found.append((place, one, other))
+    return found
+
+
+@pytest.mark.parametrize("algorithm", WINDOWED, ids=name_of)
+@pytest.mark.parametrize("shared", SHARED, ids=lambda one: "-".join(sorted(one)) or "plain")
+def test_between_two_fences_memory_has_one_writer_or_readers(algorithm, shared):
+    for nranks, root in proved_ranks(algorithm, 5):
+        for in_place in (False, True):
+            problem = algorithm.primitive.problem(nranks, 7 * nranks, root=root, in_place=in_place)
+            if algorithm.unmet(problem) or (in_place and not has_in_place(algorithm.primitive, nranks)):
+                continue
+            options = Options(piece=5, shared=shared)
+            assert not faults_between_fences([lay_out(problem, algorithm, rank, options) for rank in range(nranks)])
+
+
+def test_a_slot_that_is_used_again_too_early_is_found(monkeypatch):
+    steps = Exposure._steps_of
+    monkeypatch.setattr(Exposure, "_steps_of", lambda self, owner, chunk: (steps(self, owner, chunk)[0],) * 2)
+    algorithm, problem = allreduce.find("window_pipelined:segments=4"), allreduce.problem(3, 48)
+    assert faults_between_fences([lay_out(problem, algorithm, rank) for rank in range(3)])
+    with pytest.raises(AssertionError):
+        for late in (False, True):
+            check(algorithm, problem, Options(), late)
 
 
 def test_one_receive_buffer_for_all_is_written_once():
