@@ -52,7 +52,7 @@ class PatternRow:
     time_us_p5: float | None = None
     time_us_p95: float | None = None
     step_us: float | None = None  # calls x time of a call; of a whole step, measured
-    alone_us: float | None = None  # of a whole step: the sum of its calls measured alone, of the rank with most
+    alone_us: float | None = None  # of a whole step: the sum of its calls, each alone in a turn, of the rank with most
     share: float | None = None  # of the sum of a step: of native calls, or where this is the best, of the best ones
     best: bool = False  # the fastest for this call
     progress: str = ""  # with --overlap: whether the plan was polled while computing; blank: nothing was computed
@@ -70,6 +70,9 @@ class PatternRow:
     wrong: int | None = None
     status: Status = "ok"
     reason: str = ""
+    alone_ratio: float | None = None  # of a whole step: its time over the sum of its calls alone, turn by turn
+    alone_ratio_low: float | None = None  # ends of the 95% interval
+    alone_ratio_high: float | None = None
 
     def __post_init__(self) -> None:
         if self.status != "ok" and not self.reason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,7 @@ def _slowest_group(samples: Samples, groups: Sequence[tuple[int, ...]]) -> int:
 def whole_rows(
     ways: Sequence[Way],
     samples: Sequence[Samples],
+    calls: Mapping[int, Samples],
     alone: Sequence[Alone],
     buckets: Sequence[Kind],
     settings: Mapping[str, Any],
@@ -206,6 +208,7 @@ def whole_rows(
 ) -> list[PatternRow]:
     """Return a row for each way in which the whole step was replayed. `samples` in the order of `ways`.
 
+    `calls` are samples of single calls, by the identity of their contender, taken in the same turns as the steps.
     Of buckets beside other calls, exposed is the time of the step beyond that of one without them.
     """
     without = {
@@ -218,6 +221,12 @@ def whole_rows(
     for way, taken in zip(ways, samples, strict=True):
         parts = [one for one in alone if way.buckets != "left out" or one.kind not in buckets]
         figures = _times(taken, samples[0], seed)
+        summed = _summed(parts, way, calls, ranks)
+        figures["alone_us"] = float(np.median(summed.slowest)) * 1e6
+        pair = paired(taken, summed)
+        if way.buckets == "in turn" and len(pair[0]):
+            cost = paired_ratio(*pair, seed)
+            figures |= {"alone_ratio": cost.value, "alone_ratio_low": cost.low, "alone_ratio_high": cost.high}
         wrong = sum(contender.wrong or 0 for contender in way.chosen.values())
         checked = all(contender.wrong is not None for contender in way.chosen.values())
         if way.buckets in ("none", "polled"):
@@ -237,7 +246,6 @@ def whole_rows(
                     for rank in ranks
                 ),
                 step_us=figures["time_us_p50"],
-                alone_us=_alone_seconds(parts, way, ranks) * 1e6,
                 best=str(way) == BEST,
                 wrong=wrong if checked else None,
                 status="wrong" if wrong else "ok",
@@ -246,6 +254,15 @@ def whole_rows(
             )
         )
     return made
+
+
+def _summed(parts: Sequence[Alone], way: Way, calls: Mapping[int, Samples], ranks: Iterable[int]) -> Samples:
+    """Return what the calls of a step take alone, turn by turn, of the rank for which that is most."""
+    busiest = max(ranks, key=lambda rank: sum(one.calls_of(rank) * one.seconds(way.chosen[one.kind]) for one in parts))
+    made = [(one.calls_of(busiest), calls[id(way.chosen[one.kind])]) for one in parts]
+    turns = reduce(np.intersect1d, [samples.turns for _, samples in made])
+    seconds = sum(times * samples.slowest[np.isin(samples.turns, turns)] for times, samples in made)
+    return Samples(np.atleast_2d(seconds), np.zeros((1, len(turns))), turns)
 
 
 def _alone_seconds(parts: Sequence[Alone], way: Way, ranks: Iterable[int]) -> float:

@@ -113,20 +113,27 @@ def _whole(
     settings: Mapping[str, Any],
     max_seconds: float | None,
 ) -> Sequence[PatternRow]:
-    """Replay the whole step in each way; and check once more that all calls still give what they must."""
+    """Replay the whole step in each way, in turns with each of its calls alone, of which its cost is a ratio.
+
+    Check once more that all calls still give what they must.
+    """
     named = [word for word in measuring.options.algorithms if any(one.find(word) for one in alone)]
     ways = [Way(NATIVE, _way(alone, NATIVE)), *(Way(f"{word}, else native", _way(alone, word)) for word in named)]
     ways.append(Way(BEST, {one.kind: one.best for one in alone if one.best is not None}))
     if replay.buckets:
         both = (ways[0], ways[-1])
         ways += [replace(way, buckets=how) for way in both for how in ("left out", "none", "polled")]
-    replays = [Contender(str(way), [replay.whole(way.chosen, way.buckets)]) for way in ways]
-    measuring.first_calls(replays, [_Unchecked()])
-    samples = measuring.sample(replays, max_seconds=max_seconds)
+    calls = {id(one): one for way in ways for one in way.chosen.values()}
+    nsets = max(len(one.plans) for one in calls.values())
+    replays = [Contender(str(way), [replay.whole(way.chosen, way.buckets)] * nsets) for way in ways]
+    measuring.first_calls(replays, [_Unchecked()] * nsets)
+    samples = measuring.sample([*replays, *calls.values()], max_seconds=max_seconds)
     for one in alone:
         used = list({id(way.chosen[one.kind]): way.chosen[one.kind] for way in ways}.values())
         measuring.check(used, replay.sets(one.kind))
-    return _on_leader(measuring, partial(whole_rows, ways, samples, alone, replay.buckets, settings, measuring.seed))
+    beside = dict(zip(calls, samples[len(ways) :], strict=False))
+    make = partial(whole_rows, ways, samples[: len(ways)], beside, alone, replay.buckets, settings, measuring.seed)
+    return _on_leader(measuring, make)
 
 
 def _way(alone: Sequence[Alone], algorithm: str) -> dict[Kind, Contender]:
