@@ -5,6 +5,8 @@ are ready, and ends with one, behind which they may be used again. Where the wor
 share of it, so that all cores move data.
 """
 
+from collections.abc import Sequence
+
 from collectives.allgather import allgather, allgatherv
 from collectives.allreduce import allreduce
 from collectives.alltoall import alltoall
@@ -52,10 +54,15 @@ def allreduce_pipelined(rank: int, nranks: int, segments: int = 16) -> Rounds:
 
     What lies in no shared memory goes through slots that are used again for every other segment: they stay in cache.
     """
+    yield from _combined(rank, nranks, segments, others(rank, nranks))
+
+
+def _combined(rank: int, nranks: int, segments: int, read_from: Sequence[int]) -> Rounds:
+    """Combine the own slice of each segment, and read those of the segment before from `read_from`."""
     everyone = range(nranks)
     yield Fence(everyone)
     for segment in range(segments + 1):
-        before = [Pull(peer, (segment - 1) * nranks + peer) for peer in others(rank, nranks)] if segment else []
+        before = [Pull(peer, (segment - 1) * nranks + peer) for peer in read_from] if segment else []
         own = [PullReduce(everyone, segment * nranks + rank)] if segment < segments else []
         yield (*before, *own, Fence(everyone))
 
@@ -79,13 +86,7 @@ def reduce_push(rank: int, nranks: int, root: int) -> Rounds:
 @reduce.algorithm(name="window_pipelined", chunks=per_segment_and_rank, needs=SHARED_MEMORY, keeps_order=True)
 def reduce_pipelined(rank: int, nranks: int, root: int, segments: int = 16) -> Rounds:
     """Combine the own slice of one segment after another, of which the root reads the one before."""
-    everyone = range(nranks)
-    reads = others(rank, nranks) if rank == root else []
-    yield Fence(everyone)
-    for segment in range(segments + 1):
-        before = [Pull(peer, (segment - 1) * nranks + peer) for peer in reads] if segment else []
-        own = [PullReduce(everyone, segment * nranks + rank)] if segment < segments else []
-        yield (*before, *own, Fence(everyone))
+    yield from _combined(rank, nranks, segments, others(rank, nranks) if rank == root else ())
 
 
 @algorithm_of(reduce_scatter, reduce_scatterv, name="window", needs=SHARED_MEMORY, keeps_order=True)
