@@ -15,44 +15,51 @@ from ._array import (
     empty,
     empty_like,
     ndarray,
-    ufunc,
     zeros,
 )
 from ._machine import machine
+from ._mathematics import add_ufunc, arange, full, full_like, function_of, split, ufunc, zeros_like
+from ._pool import pinned_pool, pool
 
 __version__ = "standin"
 
 FUNCTIONS = (
-    *("add", "multiply", "maximum", "minimum", "logical_and", "logical_or", "logical_xor"),
-    *("bitwise_and", "bitwise_or", "bitwise_xor"),
+    *("subtract", "multiply", "maximum", "minimum", "logical_and", "logical_or", "logical_xor"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "true_divide", "sqrt", "exp", "log", "isfinite", "isnan", "matmul"),
 )
 globals().update({name: ufunc(getattr(_np, name)) for name in FUNCTIONS})
-
-
-class _Pool:
-    def free_all_blocks(self):
-        pass
+add, divide = add_ufunc(_np.add), ufunc(_np.true_divide)
+OF_ARRAYS = ("concatenate", "stack", "einsum", "where", "repeat", "take_along_axis")
+globals().update({name: function_of(getattr(_np, name)) for name in OF_ARRAYS})
 
 
 def get_default_memory_pool():
-    return _Pool()
+    return pool
 
 
 def get_default_pinned_memory_pool():
-    return _Pool()
+    return pinned_pool
 
 
 __all__ = [
     *FUNCTIONS,
+    *OF_ARRAYS,
+    "add",
+    "arange",
     "array",
     "asarray",
     "ascontiguousarray",
     "asnumpy",
     "copyto",
     "cuda",
+    "divide",
     "empty",
     "empty_like",
+    "full",
+    "full_like",
     "machine",
     "ndarray",
+    "split",
     "zeros",
+    "zeros_like",
 ]

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 
-from ._machine import Allocation, machine, unlocked
+from ._dlpack import CPU, CUDA, capsule_of
+from ._machine import machine, unlocked
+from ._pool import allocator
 
 
 class UnownedMemory:
@@ -41,7 +43,7 @@ class ndarray:  # noqa: N801 -- CuPy's name
             if dtype.kind not in "biufc":
                 raise TypeError(f"Unsupported dtype {dtype}")
             nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * dtype.itemsize
-            memory = Allocation(nbytes)
+            memory = allocator.pool.take(nbytes)
             twin = np.frombuffer(memory.memory, np.uint8, nbytes).view(dtype).reshape(shape)
         self._memory, self._twin = memory, twin
 
@@ -88,9 +90,8 @@ class ndarray:  # noqa: N801 -- CuPy's name
         return f"<{self.dtype} array of shape {self.shape} on the stand-in>"
 
     def reshape(self, *shape):
-        if not self.flags.c_contiguous:
-            raise NotImplementedError("the stand-in reshapes contiguous arrays only")
-        return self._like(self._twin.reshape(*shape))
+        one = ascontiguousarray(self)  # CuPy copies too where there is no view
+        return one._like(one._twin.reshape(*shape))
 
     def ravel(self):
         return self.reshape(-1)
@@ -98,16 +99,34 @@ class ndarray:  # noqa: N801 -- CuPy's name
     def view(self, dtype):
         return self._like(self._twin.view(dtype))
 
+    def astype(self, dtype):
+        result = ndarray(self.shape, dtype)
+        copyto(result, self, casting="unsafe")
+        return result
+
+    def transpose(self, *axes):
+        return self._like(self._twin.transpose(*axes))
+
     def __getitem__(self, key):
-        if isinstance(key, ndarray):
-            raise NotImplementedError("the stand-in has no fancy indices")
-        twin = self._twin[key]
-        if not isinstance(twin, np.ndarray):  # never reached: reading a value faults first
-            raise TypeError("an element is no array")
-        return self._like(twin)
+        from . import _mathematics
+
+        if _mathematics.names_places(key):
+            return _mathematics.gathered(self, key)
+        for one in key if isinstance(key, tuple) else (key,):
+            if not (one is None or one is Ellipsis or isinstance(one, (int, slice))) or isinstance(one, bool):
+                raise TypeError(f"a {type(one).__name__} is no place in device memory; pass an array of the device")
+        keys = key if isinstance(key, tuple) else (key,)
+        return self._like(self._twin[keys if Ellipsis in keys else (*keys, Ellipsis)])  # an element is an array too
 
     def __setitem__(self, key, value):
+        from . import _mathematics
+
+        if _mathematics.names_places(key):
+            _mathematics.scattered(self, key, value)
+            return
         target = self[key]
+        if target is value:
+            return
         if isinstance(value, ndarray):
             copyto(target, value)
         elif isinstance(value, (int, float, complex)):
@@ -139,6 +158,24 @@ class ndarray:  # noqa: N801 -- CuPy's name
 
     def _refuse(self, *arguments, **more):
         raise TypeError("Implicit conversion of device memory to the host is not allowed; use get()")
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Describe the memory to a consumer, whose stream waits for what is queued here."""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            what = "the host" if dl_device[0] == CPU else f"device {dl_device}"
+            raise BufferError(f"the stand-in shows no memory to {what}; use get()")
+        if copy:
+            return self.copy().__dlpack__(stream=stream, max_version=max_version)
+        if stream is not None and stream != -1:
+            consumer = machine.streams.get(0 if stream in (0, 1, 2) else stream)
+            if consumer is None:
+                raise ValueError(f"there is no stream {stream}")
+            if consumer is not machine.stream():
+                consumer.wait_event(machine.stream().record())
+        return capsule_of(self, max_version)
+
+    def __dlpack_device__(self):
+        return CUDA, self.device.id
 
     __array__ = __array_ufunc__ = __array_function__ = _refuse
     __bool__ = __int__ = __float__ = __complex__ = __index__ = __iter__ = __buffer__ = item = tolist = _refuse
@@ -199,22 +236,3 @@ def copyto(target, source, casting="same_kind", where=None):
         raise TypeError("copyto() is between device arrays")
     kind = "device to device" if target.dtype == source.dtype else "kernels"
     _put(kind, lambda: np.copyto(target._twin, source._twin, casting=casting), target, source)
-
-
-class ufunc:  # noqa: N801 -- CuPy's name
-    """An element-wise function of two arrays."""
-
-    nin, nout = 2, 1
-
-    def __init__(self, function):
-        self._function, self.__name__ = function, function.__name__
-
-    def __call__(self, left, right, out=None, **more):
-        if more:
-            raise TypeError(f"the stand-in's {self.__name__} takes no {', '.join(more)}")
-        for one in (left, right, out):
-            if not isinstance(one, ndarray):
-                raise TypeError(f"Unsupported type {type(one)}")
-        work = self._function
-        _put("kernels", lambda: work(left._twin, right._twin, out=out._twin), left, right, out)
-        return out

@@ -6,6 +6,7 @@ memory of the host. `machine.eager` lets streams made from then on begin at once
 """
 
 import ctypes
+import itertools
 import mmap
 import os
 import threading
@@ -31,6 +32,9 @@ class OutOfMemoryError(MemoryError):
 class Allocation:
     """Pages that the host cannot touch, as CuPy's memory objects are: `ptr` and `size`."""
 
+    exportable = True
+    """Whether other processes may open it."""
+
     def __init__(self, nbytes):
         machine.reserve(nbytes)
         self.size, self.device = nbytes, machine.device
@@ -47,6 +51,8 @@ class Allocation:
 
 class Opened:
     """An allocation of another process: its pages, as far from the host's reach as the own ones."""
+
+    exportable = False
 
     def __init__(self, process, file, nbytes, device):
         self.size, self.device = nbytes, device
@@ -158,11 +164,18 @@ class _Current(threading.local):
         self.stack = [machine.null]
 
 
+def visible(ngpus, chosen):
+    """List which of a node's GPUs this process sees, by their ordinals here; up to the first that is not there."""
+    numbers = range(ngpus) if chosen is None else [int(one) for one in chosen.split(",") if one]
+    return list(itertools.takewhile(lambda number: 0 <= number < ngpus, numbers))
+
+
 class Machine:
     """All GPUs that this process sees, and what was done with them."""
 
     def __init__(self):
-        self.ngpus = int(os.environ.get("STANDIN_GPUS", 1))
+        self.visible = visible(int(os.environ.get("STANDIN_GPUS", 1)), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self.ngpus = len(self.visible)
         self.total_nbytes = int(os.environ.get("STANDIN_NBYTES", 1 << 30))
         self.told_nbytes = int(os.environ.get("STANDIN_CLAIMS_NBYTES", self.total_nbytes))  # what it claims to have
         self.used_nbytes = 0

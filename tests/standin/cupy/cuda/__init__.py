@@ -2,6 +2,7 @@
 
 from .._array import MemoryPointer, UnownedMemory
 from .._machine import Event, Stream, machine
+from .._pool import MemoryAsyncPool, MemoryPool, get_allocator, set_allocator
 from . import memory, runtime
 
 
@@ -33,4 +34,17 @@ class Device:
         return runtime.memGetInfo()
 
 
-__all__ = ["Device", "Event", "MemoryPointer", "Stream", "UnownedMemory", "get_current_stream", "memory", "runtime"]
+__all__ = [
+    "Device",
+    "Event",
+    "MemoryAsyncPool",
+    "MemoryPointer",
+    "MemoryPool",
+    "Stream",
+    "UnownedMemory",
+    "get_allocator",
+    "get_current_stream",
+    "memory",
+    "runtime",
+    "set_allocator",
+]

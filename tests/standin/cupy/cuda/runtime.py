@@ -5,7 +5,7 @@ import hashlib
 import os
 import struct
 
-from .._machine import Allocation, CUDARuntimeError, Opened, machine, unlocked
+from .._machine import Allocation, CUDARuntimeError, Opened, OutOfMemoryError, machine, unlocked
 
 memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3  # noqa: N816 -- CUDA's names
 
@@ -29,7 +29,11 @@ def memcpyAsync(dst, src, size, kind, stream):
 
 
 def malloc(size):
-    one = Allocation(size)
+    try:
+        one = Allocation(size)
+    except OutOfMemoryError:
+        machine.run_all()  # what is queued here keeps its arrays, as on no GPU
+        one = Allocation(size)
     machine.kept[one.ptr] = one
     return one.ptr
 
@@ -51,7 +55,9 @@ HANDLE = struct.Struct("=qqqq32x")
 
 def ipcGetMemHandle(devPtr):  # noqa: N803
     """Name the whole allocation in which `devPtr` lies, as CUDA does."""
-    one = machine.allocation_at(devPtr, 0)
+    one = machine.allocation_at(devPtr, 1)  # a byte, or the end of its neighbour would do
+    if not one.exportable:
+        raise CUDARuntimeError("cudaErrorInvalidValue: invalid argument: memory of a stream-ordered pool has no handle")
     return HANDLE.pack(os.getpid(), one.file, one.size, one.device)
 
 
@@ -88,8 +94,9 @@ def setDevice(device):
 
 
 def getDeviceProperties(device):
-    uuid = hashlib.blake2b(f"stand-in {device}".encode(), digest_size=16).digest()
-    return {"name": b"stand-in", "uuid": uuid, "totalGlobalMem": machine.told_nbytes, "pciBusID": device}
+    number = machine.visible[device]
+    uuid = hashlib.blake2b(f"stand-in {number}".encode(), digest_size=16).digest()
+    return {"name": b"stand-in", "uuid": uuid, "totalGlobalMem": machine.told_nbytes, "pciBusID": number}
 
 
 def memGetInfo():
