@@ -9,11 +9,12 @@ import os
 import platform
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.usage import UsageError
+from collectives.gpu import Gpu, Unusable, find
 
 if TYPE_CHECKING:
     from bench.job import Job
@@ -24,28 +25,6 @@ DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 MEMORY_SHARE = 0.9
 """How much of a GPU's free memory the ranks on it may take together."""
-
-REMEDIES = {
-    "cudaErrorInsufficientDriver": "there is no NVIDIA driver, or one older than CuPy's CUDA: update it, or install "
-    "the CuPy of its CUDA (make venv CUDA=12)",
-    "cudaErrorNoDevice": "no GPU is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES",
-}
-
-
-class Unusable(Exception):
-    """Why there is no GPU to use, and what helps."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A rank's GPU. `ranks` use it, this one among them; `free_nbytes` is what nobody used before any of them did."""
-
-    ordinal: int
-    identity: str
-    name: str
-    nbytes: int
-    free_nbytes: int
-    ranks: int = 1
 
 
 def choose(job: Job, wanted: str) -> Gpu | None:
@@ -80,38 +59,6 @@ def choose(job: Job, wanted: str) -> Gpu | None:
     return Gpu(**{**asdict(gpu), "ranks": everyone[mine]})
 
 
-def find(local_rank: int) -> Gpu:
-    """Return the GPU of the rank with this number on its host, after using it once.
-
-    Raises:
-        Unusable: there is none, or CuPy cannot use it.
-
-    """
-    try:
-        import cupy
-    except ImportError as error:
-        if error.name == "cupy":
-            raise Unusable("CuPy is not installed: make venv CUDA=12, or CUDA=13, as your driver has it") from error
-        raise Unusable(f"CuPy cannot be loaded, {error}: install the CuPy of your CUDA (make venv CUDA=12)") from error
-    runtime = cupy.cuda.runtime
-    try:
-        ordinal = local_rank % runtime.getDeviceCount()
-        cupy.cuda.Device(ordinal).use()
-        free_nbytes, nbytes = runtime.memGetInfo()
-        one = cupy.zeros(1, "float32")
-        cupy.add(one, one, one)  # compiled here, so that a CuPy of another CUDA shows itself
-        cupy.cuda.get_current_stream().synchronize()
-    except Exception as error:  # CuPy has many of its own
-        known = next((remedy for name, remedy in REMEDIES.items() if name in str(error)), None)
-        unknown = f"CuPy {cupy.__version__} cannot use it ({_line(error)}): install the CuPy of your driver's CUDA"
-        raise Unusable(known or unknown) from error
-    properties = runtime.getDeviceProperties(ordinal)
-    uuid = properties.get("uuid")
-    identity = uuid.hex() if isinstance(uuid, bytes) else runtime.deviceGetPCIBusId(ordinal)
-    name = properties["name"]
-    return Gpu(ordinal, identity, name.decode() if isinstance(name, bytes) else str(name), nbytes, free_nbytes)
-
-
 def check_transport(transport: str, gpu: Gpu | None) -> None:
     """Raise UsageError where data cannot be moved in that way."""
     if gpu is None and transport != "auto":
@@ -143,10 +90,8 @@ def too_large(gpu: Gpu, nbytes: int, rotate: int) -> str | None:
     return f"needs {needed / 2**20:.0f} MiB on the GPU, of which {limit / 2**20:.0f} MiB may be used"
 
 
-def undefined_for(dtype: str, memory: str = "plain") -> str | None:
-    """Return why arrays of `dtype` in such memory cannot lie on a GPU, None if they can."""
-    if memory == "shared":
-        return "there is no memory of a GPU yet that is one for all ranks"
+def undefined_for(dtype: str) -> str | None:
+    """Return why arrays of `dtype` cannot lie on a GPU, None if they can."""
     return "CuPy has no bfloat16" if dtype == "bfloat16" else None
 
 
@@ -160,14 +105,19 @@ def facts(gpu: Gpu) -> dict[str, Any]:
         "cupy": cupy.__version__,
         "cuda_driver": runtime.driverGetVersion(),
         "cuda_runtime": runtime.runtimeGetVersion(),
+        "allocator": allocator(),
         "mps": mps_runs(os.environ),
     }
+
+
+def allocator() -> str:
+    """Return what kind of memory CuPy's arrays are made of; that of a MemoryAsyncPool no other process can open."""
+    import cupy
+
+    found = cupy.cuda.get_allocator()
+    return type(getattr(found, "__self__", found)).__name__
 
 
 def mps_runs(environ: Any) -> bool:
     """Whether CUDA's service through which processes share a GPU side by side (MPS) runs here."""
     return Path(environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

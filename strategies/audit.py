@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from collectives import PRIMITIVES
 from collectives.count import RankCount, count
+from collectives.gpu import Unusable, find
 from collectives.launch import prepare
 from collectives.registry import Problem
 from strategies.cases import STRATEGIES, Case, cases
@@ -83,10 +84,15 @@ class Row:
         )  # fmt: skip
 
 
-def run_case(comm: Any, case: Case, algorithms: Mapping[str, str]) -> tuple[Row, Counter[tuple[str, str]]]:
-    """Run one case on all ranks of `comm`; gives its row, and how often each (phase, primitive) was seen anywhere."""
+def run_case(
+    comm: Any, case: Case, algorithms: Mapping[str, str], device: str = "cpu"
+) -> tuple[Row, Counter[tuple[str, str]]]:
+    """Run one case on all ranks of `comm`; gives its row, and how often each (phase, primitive) was seen anywhere.
+
+    device: where its tensors lie, "cpu" or "cuda".
+    """
     with case.mesh as mesh:
-        wire = Wire(comm, mesh, algorithms)
+        wire = Wire(comm, mesh, algorithms, device)
         result = case.module.step(case.job, wire)
         whole = comm.bcast(case.module.expected(case.job, mesh) if comm.Get_rank() == 0 else None)
         found = differences(result, whole)
@@ -297,6 +303,10 @@ def _parser() -> _Parser:
         help="through algorithms by hand, whose bytes are counted, or native calls (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu",
+        help="where tensors lie: on the host, or on GPUs in CuPy's arrays (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--output", type=Path, default=Path("results"), metavar="FOLDER",
         help="where audit.md and audit.csv go (default: %(default)s)",
     )  # fmt: skip
@@ -317,6 +327,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         raise
     try:
+        reason = _use_gpu(comm) if args.device == "cuda" else ""
+        if reason:
+            if comm.Get_rank() == 0:
+                print(f"{_parser().prog}: error: cannot use 'cuda' for --device ({reason})", file=sys.stderr)
+            return 2
         return _audit(comm, args)
     except Exception:
         # The other ranks wait for this one: end them all.
@@ -326,13 +341,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
 
 
+def _use_gpu(comm: Any) -> str:
+    """Put this rank's GPU in use; return on all ranks why some rank has none, "" if all have one."""
+    node = comm.Split_type(_shared_type())
+    local_rank = node.Get_rank()
+    node.Free()
+    reason = ""
+    try:
+        find(local_rank)
+    except Unusable as error:
+        reason = str(error)
+    return _first(comm.allgather(reason))
+
+
+def _shared_type() -> int:
+    from mpi4py import MPI  # only who runs steps loads MPI
+
+    kind: int = MPI.COMM_TYPE_SHARED
+    return kind
+
+
 def _audit(comm: Any, args: argparse.Namespace) -> int:
     rows: list[Row] = []
     seen: dict[str, Counter[tuple[str, str]]] = {}
     algorithms = ALGORITHMS if args.algorithms == "hand" else {}
     for case in cases(comm.Get_size()):
         if case.strategy in args.strategy:
-            row, calls = run_case(comm, case, algorithms)
+            row, calls = run_case(comm, case, algorithms, args.device)
             rows.append(row)
             seen.setdefault(case.strategy, Counter()).update(calls)
     if comm.Get_rank() == 0:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strategies import tensors
+from strategies.arrays import cut, joined, module_of
 from strategies.choice import check_axes, find_variant
 from strategies.mesh import Mesh, divide
 from strategies.passes import LinearCalls, Passes, alone, synchronise
@@ -27,7 +28,7 @@ from strategies.schedule import one_stage
 from strategies.share import SEQUENCE_AXES, Share, check_tensor_parallel, positions_of
 from strategies.tensors import Back
 from strategies.traffic import Calls, Job, Traffic, itemsize, on
-from strategies.transformer import Linear, Result, Transformer, Weights, causal
+from strategies.transformer import Linear, Result, Transformer, Weights, causal, flat
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,14 @@ class RingAttention:
 
     def __call__(self, q: Array, k: Array, v: Array) -> tuple[Array, Back]:
         """Attend: q (b, s/c, a, d), k (b, s/c, g, d), v (b, s/c, g, dv) to (b, s/c, a, dv)."""
-        output = np.zeros((*q.shape[:3], v.shape[-1]))
-        logs = np.full(q.shape[:3], -np.inf)
+        module = module_of(q)
+        output = module.zeros((*q.shape[:3], v.shape[-1]))
+        logs = module.full(q.shape[:3], -np.inf)
         for (keys, values), visible in self._around(k, v):
             output, logs = tensors.merge(output, logs, *tensors.attend(q, keys, values, visible))
 
         def back(dout: Array) -> tuple[Array, Array, Array]:
-            dq, travelling = np.zeros_like(q), np.zeros(k.size + v.size)
+            dq, travelling = module.zeros_like(q), module.zeros(k.size + v.size)
             for (keys, values), visible in self._around(k, v):
                 more, *gradients = tensors.attend_back(dout, q, keys, values, output, logs, visible)
                 dq += more
@@ -156,7 +158,7 @@ class RingAttention:
 
 def pack(k: Array, v: Array) -> Array:
     """Put keys and values into one message."""
-    return np.concatenate([k.reshape(-1), v.reshape(-1)])
+    return flat([k, v])
 
 
 def unpack(message: Array, k: Array, v: Array) -> tuple[Array, Array]:
@@ -185,10 +187,10 @@ class GatheredAttention:
         return output, back
 
     def _gather(self, x: Array) -> Array:
-        return np.concatenate(list(self.wire.allgather("cp", x)), axis=1)
+        return joined(self.wire.allgather("cp", x), axis=1)
 
     def _scatter(self, x: Array) -> Array:
-        return self.wire.reduce_scatter("cp", np.stack(np.split(x, self.nranks, axis=1)))
+        return self.wire.reduce_scatter("cp", cut(x, self.nranks, axis=1))
 
 
 def attention_over(wire: Wire, seq: int, variant: Context) -> RingAttention | GatheredAttention:

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from strategies import tensors
+from strategies.arrays import beside, module_of, to_host
 from strategies.choice import check_axes, find_variant
 from strategies.mesh import Mesh, block, divide
 from strategies.passes import LinearCalls, Passes, alone, synchronise
@@ -200,7 +201,10 @@ def traffic(job: Job, mesh: Mesh, rank: int) -> Traffic:
 
 
 class Exchange(Protocol):
-    """How rows get to the ranks of their experts and back. Rows are (rows, width); width is h, or 1 for weights."""
+    """How rows get to the ranks of their experts and back. Rows are (rows, width); width is h, or 1 for weights.
+
+    Who chose whom decides how many rows there are, so it is known on the host, wherever the rows lie.
+    """
 
     order: Array
     """Which (token, choice) each row to be sent is: its index in (T, k), flattened; -1 where it only fills up."""
@@ -232,7 +236,7 @@ class CountedExchange:
         wanted = np.where(kept, chosen, experts).reshape(-1)
         self.order = np.argsort(wanted, kind="stable")[: int(kept.sum())]
         counts = np.bincount(wanted, minlength=experts + 1)[:experts].astype(np.int64)
-        gathered = wire.allgather(GROUP, counts)
+        gathered = to_host(wire.allgather(GROUP, wire.placed(counts)))
         by_place = np.zeros((mesh.length("ep"), mesh.length("etp"), experts), np.int64)
         for member, line in zip(mesh.group(GROUP, wire.rank), gathered, strict=True):
             by_place[mesh.coordinate("ep", member), mesh.coordinate("etp", member)] = line
@@ -293,15 +297,16 @@ class PaddedExchange:
 
 def run_experts(rows: Array, numbers: Array, experts: Sequence[tuple[Array, ...]]) -> tuple[Array, Back]:
     """Feed each row (R, h) through the expert of its number (R,); gradients drows and a triple for each expert."""
-    output = np.zeros_like(rows)
-    places = [np.flatnonzero(numbers == number) for number in range(len(experts))]
+    module = module_of(rows)
+    output = module.zeros_like(rows)
+    places = [beside(np.flatnonzero(numbers == number), rows) for number in range(len(experts))]
     backs = []
     for place, expert in zip(places, experts, strict=True):
         output[place], back = tensors.mlp(rows[place], *expert)
         backs.append(back)
 
     def whole_back(doutput: Array) -> tuple[Array, list[tuple[Array, ...]]]:
-        drows, dexperts = np.zeros_like(rows), []
+        drows, dexperts = module.zeros_like(rows), []
         for place, expert_back in zip(places, backs, strict=True):
             drows[place], *dexpert = expert_back(doutput[place])
             dexperts.append(tuple(dexpert))
@@ -325,23 +330,24 @@ class ExpertMixture:
 
     def __call__(self, x: Array, weights: dict[str, Array]) -> tuple[Array, Back]:
         """Mix x (b, s, h): (b, s, h); gradients dx and a dictionary of those of the weights here."""
-        flat, each, names = tensors.rows(x), self.chosen.shape[1], expert_names(weights)
+        module, flat, each, names = module_of(x), tensors.rows(x), self.chosen.shape[1], expert_names(weights)
         shares, route_back = tensors.route(flat, weights["router"], self.chosen, self.kept)
         way = self.exchange()
-        tokens, real = way.order // each, way.order >= 0
+        order, real = beside(way.order, x), beside((way.order >= 0)[:, None], x)
+        rows_sent = beside(np.flatnonzero(way.order >= 0), x)
+        choices_sent = order[rows_sent]
 
         def outgoing(rows: Array) -> Array:
             """Take the rows to send from those of all tokens (T, width)."""
-            return np.where(real[:, None], rows[tokens], 0)
+            taken: Array = module.where(real, rows[order // each], 0)
+            return taken
 
         def incoming(rows: Array) -> Array:
-            """Add rows that came back to their tokens: (T, width)."""
-            summed = np.zeros((len(flat), rows.shape[1]))
-            np.add.at(summed, tokens[real], rows[real])
-            return summed
+            """Add rows that came back to their tokens: (T, h)."""
+            return tensors.add_rows(choices_sent // each, rows[rows_sent], flat)
 
         received = way.dispatch(outgoing(flat))
-        scales = way.dispatch(np.where(real, shares.reshape(-1)[way.order], 0)[:, None])
+        scales = way.dispatch(module.where(real, shares.reshape(-1)[order][:, None], 0))
         partial, experts_back = run_experts(
             way.spread(received), way.experts, [tuple(weights[name] for name in expert) for expert in names]
         )
@@ -352,9 +358,9 @@ class ExpertMixture:
             dscaled = way.dispatch(outgoing(tensors.rows(dy)))
             drows, dexperts = experts_back(way.spread(dscaled * scales))
             dx = incoming(way.combine(way.collect(drows)))
-            dscales = way.combine(np.sum(dscaled * output, axis=1, keepdims=True))
-            dshares = np.zeros(shares.size)
-            dshares[way.order[real]] = dscales[real, 0]
+            dscales = way.combine((dscaled * output).sum(axis=1, keepdims=True))
+            dshares = module.zeros(shares.size)
+            dshares[choices_sent] = dscales[rows_sent, 0]
             dx_router, drouter = route_back(dshares.reshape(shares.shape))
             return (dx + dx_router).reshape(x.shape), _named(drouter, names, dexperts)
 
@@ -371,29 +377,29 @@ class GatheredMixture:
 
     def __call__(self, x: Array, weights: dict[str, Array]) -> tuple[Array, Back]:
         """Mix x (b, s, h): (b, s, h); gradients as of `ExpertMixture`."""
-        flat, each, names = tensors.rows(x), self.chosen.shape[1], expert_names(weights)
+        module, flat, each, names = module_of(x), tensors.rows(x), self.chosen.shape[1], expert_names(weights)
         kept = np.ones(self.chosen.shape, bool)
         shares, route_back = tensors.route(flat, weights["router"], self.chosen, kept)
         nranks = self.wire.mesh.length(GROUP)
         rows = tensors.rows(self.wire.allgather(GROUP, flat))  # (n·T, h)
         scales = self.wire.allgather(GROUP, shares).reshape(-1)
-        numbers = self.wire.allgather(GROUP, self.chosen.astype(np.int64)).reshape(-1) - self._first
-        here = np.flatnonzero((numbers >= 0) & (numbers < len(names)))
-        tokens, scale = here // each, scales[here][:, None]
+        numbers = to_host(self.wire.allgather(GROUP, self.wire.placed(self.chosen.astype(np.int64))))
+        numbers = numbers.reshape(-1) - self._first
+        found = np.flatnonzero((numbers >= 0) & (numbers < len(names)))
+        here, tokens = beside(found, x), beside(found // each, x)
+        scale = scales[here][:, None]
         experts = [tuple(weights[name] for name in expert) for expert in names]
-        output, experts_back = run_experts(rows[tokens], numbers[here], experts)
-        summed = np.zeros_like(rows)
-        np.add.at(summed, tokens, output * scale)
+        output, experts_back = run_experts(rows[tokens], numbers[found], experts)
+        summed = tensors.add_rows(tokens, output * scale, rows)
         y = self.wire.reduce_scatter(GROUP, summed.reshape(nranks, *flat.shape))
 
         def back(dy: Array) -> tuple[Array, dict[str, Array]]:
             dscaled = tensors.rows(self.wire.allgather(GROUP, tensors.rows(dy)))[tokens]
             drows, dexperts = experts_back(dscaled * scale)
-            dsummed = np.zeros_like(rows)
-            np.add.at(dsummed, tokens, drows)
+            dsummed = tensors.add_rows(tokens, drows, rows)
             dx = self.wire.reduce_scatter(GROUP, dsummed.reshape(nranks, *flat.shape))
-            dscales = np.zeros(scales.size)
-            dscales[here] = np.sum(dscaled * output, axis=1)
+            dscales = module.zeros(scales.size)
+            dscales[here] = (dscaled * output).sum(axis=1)
             dshares = self.wire.reduce_scatter(GROUP, dscales.reshape(nranks, *shares.shape))
             dx_router, drouter = route_back(dshares)
             return (dx + dx_router).reshape(x.shape), _named(drouter, names, dexperts)

@@ -4,8 +4,8 @@
     total = wire.allreduce("tp", partial)
     wire.records[-1].call        # Call("allreduce", "tp", ...)
 
-Calls take arrays and give new ones. On axes that have one rank nothing is called and nothing written down, so that the
-step of one process is the same code on a mesh of one rank.
+Calls take arrays and give new ones that lie beside them: on the host, or on a GPU. On axes that have one rank nothing
+is called and nothing written down, so that the step of one process is the same code on a mesh of one rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import collectives
+from collectives import buffers
+from collectives.devices import cupy_module
 from collectives.registry import Problem
+from strategies.arrays import module_of, to_host
 from strategies.mesh import EXPERT_REPLICA_AXES, REPLICA_AXES, Mesh
 from strategies.traffic import Call
 
@@ -52,7 +55,7 @@ class Wire:
     """One rank's way to the others.
 
     comm: a communicator of mesh.nranks ranks; None for a mesh of one rank.
-    algorithms: by primitive, "native" where none is named.
+    algorithms: by primitive, "native" where none is named. device: where tensors lie, "cpu" or "cuda".
 
     The communicators of every axis and of `GROUPS` are made here, together, since later the ranks are at different
     places. A message that is sent to one rank waits for nobody (`send`), and all are complete after `finish`, so that
@@ -64,10 +67,12 @@ class Wire:
         comm: Any,
         mesh: Mesh,
         algorithms: Mapping[str, str] | None = None,
+        device: str = "cpu",
     ):
         self.mesh = mesh
         self.rank = comm.Get_rank() if comm is not None else 0
         self.phase = "setup"
+        self._on_device = device == "cuda"
         self.records: list[Record] = []
         self._algorithms = dict(algorithms or {})
         self._under_way: list[tuple[Any, Array]] = []
@@ -80,6 +85,11 @@ class Wire:
         """The calls made so far, in order."""
         return [record.call for record in self.records]
 
+    def placed(self, values: Array) -> Array:
+        """Return values of the host where the tensors of this rank lie: the same array, or a copy on the GPU."""
+        placed: Array = cupy_module().asarray(values) if self._on_device else values
+        return placed
+
     def coordinate(self, axis: str) -> int:
         """Tell where this rank stands on `axis`."""
         return self.mesh.coordinate(axis, self.rank)
@@ -88,7 +98,7 @@ class Wire:
         """Combine `values`, of any shape, over the group; all get the result, of the same shape."""
         if not self.mesh.used(axes):
             return values
-        recv = np.empty(values.shape, values.dtype)
+        recv = _empty(values.shape, values)
         self._collective("allreduce", axes, values, recv, values.nbytes, ends=ends, op=op)
         return recv
 
@@ -96,7 +106,7 @@ class Wire:
         """Give the blocks of all, (n, *block.shape); all blocks have the same shape."""
         if not self.mesh.used(axes):
             return block[None]
-        recv = np.empty((self.mesh.length(axes), *block.shape), block.dtype)
+        recv = _empty((self.mesh.length(axes), *block.shape), block)
         self._collective("allgather", axes, block, recv, recv.nbytes)
         return recv
 
@@ -105,7 +115,7 @@ class Wire:
         if not self.mesh.used(axes):
             return rows
         width = _width(rows)
-        recv = np.empty((int(sum(counts)), *rows.shape[1:]), rows.dtype)
+        recv = _empty((int(sum(counts)), *rows.shape[1:]), rows)
         elements = [int(count) * width for count in counts]
         sends, receives = (rows.nbytes,) * len(elements), tuple(count * rows.itemsize for count in elements)
         self._collective("allgatherv", axes, rows, recv, recv.nbytes, (sends, receives), counts=elements)
@@ -115,7 +125,7 @@ class Wire:
         """Combine blocks (n, ...) over the group and give this rank its block (...)."""
         if not self.mesh.used(axes):
             return blocks[0]
-        recv = np.empty(blocks.shape[1:], blocks.dtype)
+        recv = _empty(blocks.shape[1:], blocks)
         self._collective("reduce_scatter", axes, blocks, recv, blocks.nbytes, op=op)
         return recv
 
@@ -124,7 +134,7 @@ class Wire:
         if not self.mesh.used(axes):
             return rows
         width = _width(rows)
-        recv = np.empty((int(counts[self.mesh.group_rank(axes, self.rank)]), *rows.shape[1:]), rows.dtype)
+        recv = _empty((int(counts[self.mesh.group_rank(axes, self.rank)]), *rows.shape[1:]), rows)
         elements = [int(count) * width for count in counts]
         sends, receives = tuple(count * rows.itemsize for count in elements), (recv.nbytes,) * len(elements)
         self._collective("reduce_scatterv", axes, rows, recv, rows.nbytes, (sends, receives), counts=elements, op=op)
@@ -134,7 +144,7 @@ class Wire:
         """Send block i of (n, ...) to group rank i; block i of the result is what group rank i sent."""
         if not self.mesh.used(axes):
             return blocks
-        recv = np.empty(blocks.shape, blocks.dtype)
+        recv = _empty(blocks.shape, blocks)
         self._collective("alltoall", axes, blocks, recv, blocks.nbytes)
         return recv
 
@@ -146,7 +156,7 @@ class Wire:
         if not self.mesh.used(axes):
             return rows
         place, width = self.mesh.group_rank(axes, self.rank), _width(rows)
-        recv = np.empty((int(counts[:, place].sum()), *rows.shape[1:]), rows.dtype)
+        recv = _empty((int(counts[:, place].sum()), *rows.shape[1:]), rows)
         elements = [[int(count) * width for count in line] for line in counts]
         sends = tuple(count * rows.itemsize for count in elements[place])
         receives = tuple(line[place] * rows.itemsize for line in elements)
@@ -157,7 +167,7 @@ class Wire:
         """Give all what group rank `root` has."""
         if not self.mesh.used(axes):
             return values
-        buffer = np.array(values)
+        buffer = values.copy()
         self._collective("broadcast", axes, None, buffer, buffer.nbytes, root=root)
         return buffer
 
@@ -166,12 +176,15 @@ class Wire:
         if not self.mesh.used(axes):
             return values
         here = self.mesh.group_rank(axes, self.rank) == root
-        recv = np.empty(values.shape, values.dtype) if here else None
+        recv = _empty(values.shape, values) if here else None
         self._collective("reduce", axes, values, recv, values.nbytes, root=root, op=op)
         return recv
 
     def shift(self, axis: str, values: Array) -> Array:
-        """Send to the next rank on `axis` and receive from the one before, around the ring."""
+        """Send to the next rank on `axis` and receive from the one before, around the ring.
+
+        Messages to one rank go through the host where tensors lie on a GPU.
+        """
         if not self.mesh.used(axis):
             return values
         place, nranks = self.mesh.group_rank(axis, self.rank), self.mesh.length(axis)
@@ -182,7 +195,7 @@ class Wire:
         self._send(comm, values, right, 0)
         request.Wait()
         self._message(axis, values, send_to=right, receive_from=left)
-        return recv
+        return self.placed(recv)
 
     def send(self, axis: str, values: Array, to: int, tag: int = 0) -> None:
         """Send to group rank `to` without waiting. tag: what the message is, since messages may overtake."""
@@ -194,7 +207,7 @@ class Wire:
         recv = np.empty(shape)
         self._comm(axis).Recv(recv, source, tag)
         self._message(axis, recv, receive_from=source)
-        return recv
+        return self.placed(recv)
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""
@@ -210,7 +223,8 @@ class Wire:
         return self._groups[used, ends]
 
     def _send(self, comm: Any, values: Array, to: int, tag: int) -> None:
-        kept = np.array(values, order="C")  # the caller may write on while the message is under way
+        # A copy, since the caller may write on while the message is under way.
+        kept = to_host(values) if buffers.is_device(values) else np.array(values, order="C")
         self._under_way.append((comm.Isend(kept, to, tag), kept))
 
     def _message(self, axis: str, values: Array, send_to: int | None = None, receive_from: int | None = None) -> None:
@@ -244,7 +258,7 @@ class Wire:
             name, self.mesh.used(axes), nbytes, self.phase, dtype=str(one.dtype), ends=ends,
             op=options.get("op", ""), root=options.get("root"), sends=peers[0], receives=peers[1],
         )  # fmt: skip
-        send = None if send is None else np.ascontiguousarray(send)
+        send = None if send is None else module_of(send).ascontiguousarray(send)
         primitive = collectives.PRIMITIVES[name]
         arrays = (recv,) if primitive.one_buffer else (send, recv)
         algorithm = self._algorithms.get(name, "native")
@@ -259,6 +273,11 @@ class Wire:
             moved = sum(region.stop - region.start for region in transfer.regions) * one.itemsize
             (sent if transfer.outgoing else received)[transfer.peer] += moved
         self.records.append(Record(call, tuple(sent), tuple(received), layout.problem))
+
+
+def _empty(shape: tuple[int, ...], like: Array) -> Array:
+    empty: Array = buffers.empty(shape, like.dtype, like)
+    return empty
 
 
 def _width(rows: Array) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.arrays import to_host
 from strategies.mesh import Mesh
 from strategies.record import Wire
 from strategies.routing import within_capacity
@@ -71,7 +72,7 @@ def differences(result: Result, whole: dict[str, Array]) -> list[Difference]:
     """Compare what one rank has with its parts of the one-process step."""
     found = []
     for name, value, part in result.pieces:
-        expected = part(whole[name])
+        expected, value = part(whole[name]), to_host(value)
         if expected.shape != value.shape:
             raise ValueError(f"{name} has shape {value.shape}; its part of the one-process step has {expected.shape}")
         distance = float(np.max(np.abs(value - expected), initial=0))

@@ -8,9 +8,8 @@ only the own tokens, and its gradients are summed over tp at the end.
 
 from __future__ import annotations
 
-import numpy as np
-
 from strategies import tensors
+from strategies.arrays import cut, joined
 from strategies.choice import check_axes, find_variant
 from strategies.mesh import Mesh, divide
 from strategies.passes import Passes, alone, synchronise
@@ -84,11 +83,11 @@ class SequenceParallel(TensorParallel):
 
     def gather(self, x: Array) -> Array:
         """Put the tokens of the group together: (b, s/t, h) to (b, s, h)."""
-        return np.concatenate(list(self.wire.allgather("tp", x)), axis=1)
+        return joined(self.wire.allgather("tp", x), axis=1)
 
     def scatter(self, x: Array) -> Array:
         """Sum over the group and keep the own tokens: (b, s, h) to (b, s/t, h)."""
-        return self.wire.reduce_scatter("tp", np.stack(np.split(x, self.wire.mesh.length("tp"), axis=1)))
+        return self.wire.reduce_scatter("tp", cut(x, self.wire.mesh.length("tp"), axis=1))
 
     def embed(self, tokens: Array, table: Array) -> tuple[Array, Back]:
         """Look up tokens (b, s) in the own rows of the table (V, h): (b, s/t, h)."""
@@ -106,7 +105,8 @@ class SequenceParallel(TensorParallel):
 
         def back(*dys: Array) -> tuple[Array, list[Array]]:
             again = tensors.rows(self.gather(x))  # only x was kept
-            dx = self.scatter(sum((dy @ weight for dy, weight in zip(dys, weights, strict=True)), np.zeros(())))
+            first, *others = (dy @ weight for dy, weight in zip(dys, weights, strict=True))
+            dx = self.scatter(sum(others, first))
             return dx, [tensors.rows(dy).T @ again for dy in dys]
 
         return ys, back

@@ -20,6 +20,7 @@ from itertools import groupby
 
 import numpy as np
 
+from strategies.arrays import module_of
 from strategies.choice import check_axes, find_variant
 from strategies.data import MIB, fill
 from strategies.mesh import EXPERT_REPLICA_AXES, REPLICA_AXES, Mesh
@@ -211,7 +212,9 @@ class ShardedWeights(Weights):
     def vector(self, arrays: Sequence[Array]) -> Array:
         """Lay arrays end to end and fill up to whole shards: (n·shard,)."""
         values = flat(arrays)
-        return np.concatenate([values, np.zeros(-len(values) % self.nranks)])
+        module = module_of(values)
+        filled: Array = module.concatenate([values, module.zeros(-len(values) % self.nranks)])
+        return filled
 
     def shard(self, vector: Array) -> Array:
         """Give the own shard of a vector."""
@@ -280,7 +283,8 @@ class ZeroWeights(ShardedWeights):
             shard = self.shard(self.wire.allreduce(SHARD_AXES, vector))
         else:
             parts = [
-                self.wire.reduce(SHARD_AXES, part, root) for root, part in enumerate(np.split(vector, self.nranks))
+                self.wire.reduce(SHARD_AXES, part, root)
+                for root, part in enumerate(module_of(vector).split(vector, self.nranks))
             ]
             (shard,) = (part for part in parts if part is not None)
         if self._variant.every_micro_batch:  # each was reduced by itself, so that the next starts from nothing
@@ -325,10 +329,11 @@ class FsdpWeights(ShardedWeights):
         whole = draw_weights(share.job.model)
         for unit in {unit_of(name): None for name in share.names}:
             names = self.names(unit)
-            vector = self.vector([whole[name] for name in names])
+            vector = wire.placed(self.vector([whole[name] for name in names]))
+            module = module_of(vector)
             self._shards[unit] = self.shard(vector).copy()
-            self._gradient_shards[unit] = np.zeros_like(self._shards[unit])
-            self._buffers[unit] = np.full_like(vector, np.nan)
+            self._gradient_shards[unit] = module.zeros_like(self._shards[unit])
+            self._buffers[unit] = module.full_like(vector, np.nan)
             at = 0
             for name in names:  # views, so that what is gathered again is seen by whoever holds them
                 shape = self.arrays[name].shape

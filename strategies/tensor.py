@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from strategies import tensors
+from strategies.arrays import beside, joined, module_of
 from strategies.choice import check_axes, find_variant
 from strategies.mesh import Mesh
 from strategies.passes import LinearCalls, Passes, alone, synchronise
@@ -124,7 +125,7 @@ class TensorParallel(Linear):
         return self.wire.allreduce("tp", part), back
 
     def _embed_own(self, tokens: Array, table: Array) -> tuple[Array, Back]:
-        local, mine = self._own(tokens, len(table))
+        local, mine = self._own(tokens, table, len(table))
         found, found_back = tensors.embedding(local, table)
 
         def back(dx: Array) -> Array:
@@ -132,11 +133,14 @@ class TensorParallel(Linear):
 
         return found * mine[..., None], back
 
-    def _own(self, tokens: Array, nrows: int) -> tuple[Array, Array]:
-        """Give places of tokens in the own rows of the vocabulary, 0 where elsewhere, and whether they are here."""
+    def _own(self, tokens: Array, tensor: Array, nrows: int) -> tuple[Array, Array]:
+        """Give places of tokens in the own rows of the vocabulary, 0 where elsewhere, and whether they are here.
+
+        Both lie beside `tensor`.
+        """
         local = tokens - self.wire.coordinate("tp") * nrows
         mine = (local >= 0) & (local < nrows)
-        return np.where(mine, local, 0), mine
+        return beside(np.where(mine, local, 0), tensor), beside(mine, tensor)
 
     def column(self, x: Array, *weights: Array) -> tuple[list[Array], Back]:
         """Multiply x (b, s, h) by the own rows (outputs, h) of each weight."""
@@ -153,22 +157,22 @@ class TensorParallel(Linear):
         part, back = super().row(x, weight)
         return self.wire.allreduce("tp", part), back
 
-    def loss(self, logits: Array, targets: Array, scale: float) -> tuple[float, Back]:
+    def loss(self, logits: Array, targets: Array, scale: float) -> tuple[Array, Back]:
         """Give the cross-entropy of logits (b, s, V), of which each rank has its part of V, at targets (b, s)."""
+        module = module_of(logits)
         highest = self.wire.allreduce("tp", logits.max(axis=-1), op="max")
         shifted = logits - highest[..., None]
-        local, mine = self._own(targets, logits.shape[-1])
-        here = np.take_along_axis(shifted, local[..., None], axis=-1)[..., 0]
-        at_target = self.wire.allreduce("tp", np.where(mine, here, 0))
-        total = self.wire.allreduce("tp", np.exp(shifted).sum(axis=-1))
+        local, mine = self._own(targets, logits, logits.shape[-1])
+        here = module.take_along_axis(shifted, local[..., None], axis=-1)[..., 0]
+        at_target = self.wire.allreduce("tp", module.where(mine, here, 0))
+        total = self.wire.allreduce("tp", module.exp(shifted).sum(axis=-1))
 
         def back() -> Array:
-            dlogits = np.exp(shifted) / total[..., None]
-            own = np.take_along_axis(dlogits, local[..., None], axis=-1) - mine[..., None]
-            np.put_along_axis(dlogits, local[..., None], own, axis=-1)
-            return scale * dlogits
+            dlogits = module.exp(shifted) / total[..., None]
+            own = (module.arange(logits.shape[-1]) == local[..., None]) * mine[..., None]
+            return scale * (dlogits - own)
 
-        return scale * float(np.sum(np.log(total) - at_target)), back
+        return scale * (module.log(total) - at_target).sum(), back
 
     def is_shared(self, name: str) -> bool:
         """Tell whether the gradient of a weight holds only part of what the group found."""
@@ -211,7 +215,10 @@ class Cached:
     def __call__(self, q: Array, k: Array, v: Array) -> tuple[Array, Back]:
         """Attend: q (b, 1, a, d), k (b, 1, g, d), v (b, 1, g, dv) to (b, 1, a, dv). There is no way back."""
         past_k, past_v = self._keys.pop(0)
-        keys, values = np.concatenate([past_k, k], axis=1), np.concatenate([past_v, v], axis=1)
+        module = module_of(k)
+        keys, values = (
+            module.concatenate([beside(past, now), now], axis=1) for past, now in ((past_k, k), (past_v, v))
+        )
         output, _ = tensors.attend(q, keys, values, np.ones((1, keys.shape[1]), bool))
         return output, _no_way_back
 
@@ -232,7 +239,7 @@ def decode(job: Job, wire: Wire) -> Result:
         x, _ = model.layer(number, x)
     x, _ = tensors.rms_norm(x, root["final_norm"])
     (logits,), _ = model.linear.column(x, root["embedding" if job.model.tied else "head"])
-    gathered = np.concatenate(list(wire.allgather("tp", logits[:, 0])), axis=-1)
+    gathered = joined(wire.allgather("tp", logits[:, 0]), axis=-1)
     rows = slice(share.sequences.start, share.sequences.stop)
     return Result(0.0, [Piece("logits", gathered, lambda whole: whole[rows])])
 

@@ -1,4 +1,4 @@
-"""The pieces of a transformer in NumPy, forward and backward by hand.
+"""The pieces of a transformer in NumPy, or in CuPy where their arrays lie on a GPU, forward and backward by hand.
 
 Each piece returns its result and a function that takes the gradient of the result and returns those of the inputs:
 
@@ -11,11 +11,14 @@ query heads share one), d head width, f inner width, V vocabulary, E experts, k 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from strategies.arrays import beside, module_of
 
 Array: TypeAlias = NDArray[Any]
 Back: TypeAlias = Callable[..., Any]
@@ -39,12 +42,12 @@ def rows(x: Array) -> Array:
 
 def rms_norm(x: Array, weight: Array) -> tuple[Array, Back]:
     """Scale x (..., h) to root mean square 1, times weight (h,) (Zhang and Sennrich 2019, arXiv 1910.07467)."""
-    scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+    scale = 1 / module_of(x).sqrt((x * x).mean(axis=-1, keepdims=True) + EPSILON)
     normal = x * scale
 
     def back(dy: Array) -> tuple[Array, Array]:
         dnormal = dy * weight
-        dx = scale * (dnormal - normal * np.mean(dnormal * normal, axis=-1, keepdims=True))
+        dx = scale * (dnormal - normal * (dnormal * normal).mean(axis=-1, keepdims=True))
         return dx, rows(dy * normal).sum(axis=0)
 
     return normal * weight, back
@@ -52,7 +55,7 @@ def rms_norm(x: Array, weight: Array) -> tuple[Array, Back]:
 
 def swiglu(gate: Array, up: Array) -> tuple[Array, Back]:
     """Return silu(gate) · up, all (..., f) (Shazeer 2020, arXiv 2002.05202)."""
-    sigmoid = 1 / (1 + np.exp(-gate))
+    sigmoid = 1 / (1 + module_of(gate).exp(-gate))
     silu = gate * sigmoid
 
     def back(dy: Array) -> tuple[Array, Array]:
@@ -79,29 +82,42 @@ def mlp(x: Array, gate: Array, up: Array, down: Array) -> tuple[Array, Back]:
 
 def embedding(tokens: Array, table: Array) -> tuple[Array, Back]:
     """Look up tokens (b, s) in table (V, h): (b, s, h)."""
+    places = beside(tokens, table)
 
     def back(dx: Array) -> Array:
-        dtable = np.zeros_like(table)
-        np.add.at(dtable, tokens, dx)
-        return dtable
+        return add_rows(places, dx, table)
 
-    return table[tokens], back
+    return table[places], back
 
 
-def cross_entropy(logits: Array, targets: Array, scale: float) -> tuple[float, Back]:
-    """Return scale · the sum over tokens of -log softmax(logits (b, s, V)) at targets (b, s)."""
+def add_rows(places: Array, values: Array, like: Array) -> Array:
+    """Add up values (..., h) by the places (...) to which they belong, in an array like `like`."""
+    module = module_of(like)
+    summed: Array = module.zeros_like(like)
+    module.add.at(summed, beside(places, like), values)
+    return summed
+
+
+def put_last(values: Array, places: Array, length: int) -> Array:
+    """Put values (tokens, k) at places (tokens, k), all different, of rows of zeros: (tokens, length)."""
+    module = module_of(values)
+    spread: Array = module.zeros((len(places), length))
+    spread[module.arange(len(places))[:, None], places] = values
+    return spread
+
+
+def cross_entropy(logits: Array, targets: Array, scale: float) -> tuple[Array, Back]:
+    """Return scale · the sum over tokens of -log softmax(logits (b, s, V)) at targets (b, s), of shape ()."""
+    module, chosen = module_of(logits), beside(targets[..., None], logits)
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    total = np.exp(shifted).sum(axis=-1)
-    at_target = np.take_along_axis(shifted, targets[..., None], axis=-1)[..., 0]
+    total = module.exp(shifted).sum(axis=-1)
+    at_target = module.take_along_axis(shifted, chosen, axis=-1)[..., 0]
 
     def back() -> Array:
-        dlogits = np.exp(shifted) / total[..., None]
-        np.put_along_axis(
-            dlogits, targets[..., None], np.take_along_axis(dlogits, targets[..., None], axis=-1) - 1, axis=-1
-        )
-        return scale * dlogits
+        dlogits = module.exp(shifted) / total[..., None]
+        return scale * (dlogits - (module.arange(logits.shape[-1]) == chosen))
 
-    return scale * float(np.sum(np.log(total) - at_target)), back
+    return scale * (module.log(total) - at_target).sum(), back
 
 
 def attend(q: Array, k: Array, v: Array, visible: Array) -> tuple[Array, Array]:
@@ -111,13 +127,14 @@ def attend(q: Array, k: Array, v: Array, visible: Array) -> tuple[Array, Array]:
     Returns the output (b, s, a, dv) and the log of the sum of exponentials (b, s, a); a query that sees nothing has
     output 0 and -inf, so that `merge` drops it.
     """
+    module = module_of(q)
     scores = _scores(q, k, visible)
     highest = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(highest), highest, 0))
+    weights = module.exp(scores - module.where(module.isfinite(highest), highest, 0))
     total = weights.sum(axis=-1, keepdims=True)
-    output = _grouped("bgrst,btgd->bsgrd", weights / np.where(total > 0, total, 1), v)
+    output = _grouped("bgrst,btgd->bsgrd", weights / module.where(total > 0, total, 1), v)
     with np.errstate(divide="ignore"):
-        logs = np.log(total) + highest
+        logs = module.log(total) + highest
     b, s, a, _ = q.shape
     return output.reshape(b, s, a, v.shape[-1]), logs[..., 0].transpose(0, 3, 1, 2).reshape(b, s, a)
 
@@ -133,10 +150,11 @@ def attend_back(
     g = k.shape[2]
     by_head = (b, s, g, a // g)
     log = logs.reshape(by_head).transpose(0, 2, 3, 1)[..., None]
-    weights = np.exp(_scores(q, k, visible) - np.where(np.isfinite(log), log, 0))
+    module = module_of(q)
+    weights = module.exp(_scores(q, k, visible) - module.where(module.isfinite(log), log, 0))
     dout = dout.reshape(*by_head, -1)
-    own = np.sum(dout * output.reshape(*by_head, -1), axis=-1).transpose(0, 2, 3, 1)[..., None]
-    dscores = weights * (_grouped("bsgrd,btgd->bgrst", dout, v) - own) / np.sqrt(q.shape[-1])
+    own = (dout * output.reshape(*by_head, -1)).sum(axis=-1).transpose(0, 2, 3, 1)[..., None]
+    dscores = weights * (_grouped("bsgrd,btgd->bgrst", dout, v) - own) / math.sqrt(q.shape[-1])
     dq = _grouped("bgrst,btgd->bsgrd", dscores, k).reshape(q.shape)
     dk = _grouped("bgrst,bsgrd->btgd", dscores, q.reshape(*by_head, -1))
     return dq, dk, _grouped("bgrst,bsgrd->btgd", weights, dout)
@@ -145,22 +163,31 @@ def attend_back(
 def merge(output: Array, logs: Array, more: Array, more_logs: Array) -> tuple[Array, Array]:
     """Merge attention over two sets of keys by their log-sum-exp: outputs (b, s, a, dv), logs (b, s, a).
 
-    Only differences of logs are exponentiated, so that large scores do not overflow.
+    Only differences of logs are exponentiated, so that large scores do not overflow. Not by logaddexp, which in CuPy
+    gives NaN where both are -inf.
     """
-    merged = np.logaddexp(logs, more_logs)
-    base = np.where(np.isfinite(merged), merged, 0)
-    return np.exp(logs - base)[..., None] * output + np.exp(more_logs - base)[..., None] * more, merged
+    module = module_of(logs)
+    highest = module.maximum(logs, more_logs)
+    base = module.where(module.isfinite(highest), highest, 0)
+    weight, more_weight = module.exp(logs - base), module.exp(more_logs - base)
+    total = weight + more_weight
+    with np.errstate(divide="ignore"):
+        merged = module.log(total) + base
+    share = module.where(total > 0, total, 1)
+    return (weight / share)[..., None] * output + (more_weight / share)[..., None] * more, merged
 
 
 def _scores(q: Array, k: Array, visible: Array) -> Array:
     """Give the scaled scores (b, g, a/g, s, t), -inf where not visible."""
     b, s, a, d = q.shape
-    scores = _grouped("bsgrd,btgd->bgrst", q.reshape(b, s, k.shape[2], a // k.shape[2], d), k) / np.sqrt(d)
-    return np.where(visible, scores, -np.inf)
+    scores = _grouped("bsgrd,btgd->bgrst", q.reshape(b, s, k.shape[2], a // k.shape[2], d), k) / math.sqrt(d)
+    hidden: Array = module_of(q).where(beside(visible, q), scores, -math.inf)
+    return hidden
 
 
 def _grouped(subscripts: str, left: Array, right: Array) -> Array:
-    return np.einsum(subscripts, left, right, optimize=True)
+    product: Array = module_of(left).einsum(subscripts, left, right, optimize=True)
+    return product
 
 
 def route(x: Array, router: Array, chosen: Array, kept: Array) -> tuple[Array, Back]:
@@ -168,17 +195,17 @@ def route(x: Array, router: Array, chosen: Array, kept: Array) -> tuple[Array, B
 
     x (tokens, h), router (E, h); the weights are the softmax over all experts, taken at the chosen ones.
     """
+    module, chosen, kept = module_of(x), beside(chosen, x), beside(kept, x)
     logits, logits_back = linear(x, router)
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    probabilities = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    powers = module.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities = powers / powers.sum(axis=-1, keepdims=True)
 
     def back(dweights: Array) -> tuple[Array, Array]:
-        dprobabilities = np.zeros_like(probabilities)
-        np.put_along_axis(dprobabilities, chosen, dweights * kept, axis=-1)
-        own = np.sum(dprobabilities * probabilities, axis=-1, keepdims=True)
+        dprobabilities = put_last(dweights * kept, chosen, len(router))
+        own = (dprobabilities * probabilities).sum(axis=-1, keepdims=True)
         return logits_back(probabilities * (dprobabilities - own))
 
-    return np.take_along_axis(probabilities, chosen, axis=-1) * kept, back
+    return module.take_along_axis(probabilities, chosen, axis=-1) * kept, back
 
 
 def dense_mixture(x: Array, weights: Array, chosen: Array, experts: list[tuple[Array, ...]]) -> tuple[Array, Back]:
@@ -187,17 +214,17 @@ def dense_mixture(x: Array, weights: Array, chosen: Array, experts: list[tuple[A
     x (tokens, h); weights, chosen (tokens, k); experts: E triples (gate, up, down).
     Gradients: dx, dweights, and a triple for each expert.
     """
-    shares = np.zeros((len(x), len(experts)))
-    np.put_along_axis(shares, chosen, weights, axis=-1)
+    module, chosen = module_of(x), beside(chosen, x)
+    shares = put_last(weights, chosen, len(experts))
     outputs, backs = zip(*(mlp(x, *expert) for expert in experts), strict=True)
 
     def back(dy: Array) -> tuple[Array, Array, list[tuple[Array, ...]]]:
-        dshares = np.stack([np.sum(dy * output, axis=-1) for output in outputs], axis=-1)
-        dx, dexperts = np.zeros_like(x), []
-        for share, expert_back in zip(shares.T, backs, strict=True):
-            dx_expert, *dexpert = expert_back(share[:, None] * dy)
+        dshares = module.stack([(dy * output).sum(axis=-1) for output in outputs], axis=-1)
+        dx, dexperts = module.zeros_like(x), []
+        for number, expert_back in enumerate(backs):
+            dx_expert, *dexpert = expert_back(shares[:, number, None] * dy)
             dx += dx_expert
             dexperts.append(tuple(dexpert))
-        return dx, np.take_along_axis(dshares, chosen, axis=-1), dexperts
+        return dx, module.take_along_axis(dshares, chosen, axis=-1), dexperts
 
-    return np.einsum("te,eth->th", shares, np.stack(outputs)), back
+    return module.einsum("te,eth->th", shares, module.stack(outputs)), back

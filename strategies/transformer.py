@@ -1,4 +1,4 @@
-"""A training step of a small transformer in NumPy, forward and backward by hand, with the places where ranks talk open.
+"""A training step of a small transformer, forward and backward by hand, with the places where ranks talk open.
 
 What a strategy changes is one of the parts, each here in the form of a single process:
 
@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies import tensors
+from strategies.arrays import module_of, to_host
 from strategies.mesh import EXPERT_REPLICA_AXES, REPLICA_AXES
 from strategies.models import Model
 from strategies.record import Wire
@@ -80,8 +82,8 @@ class Linear:
         """Multiply x (b, s, inputs) by weight (h, inputs): (b, s, h)."""
         return tensors.linear(x, weight)
 
-    def loss(self, logits: Array, targets: Array, scale: float) -> tuple[float, Back]:
-        """Give the cross-entropy of logits (b, s, V) at targets (b, s), summed and scaled."""
+    def loss(self, logits: Array, targets: Array, scale: float) -> tuple[Array, Back]:
+        """Give the cross-entropy of logits (b, s, V) at targets (b, s), summed and scaled, of shape ()."""
         return tensors.cross_entropy(logits, targets, scale)
 
     def synchronise(self, gradients: dict[str, Array]) -> None:
@@ -150,8 +152,8 @@ class Weights:
     def __init__(self, share: Share, wire: Wire, start: dict[str, Array] | None = None):
         whole = draw_weights(share.job.model) if start is None else start
         self.share, self.wire = share, wire
-        self.arrays = {name: share.weight(name, whole[name]).copy() for name in share.names}
-        self.gradients = {name: np.zeros_like(array) for name, array in self.arrays.items()}
+        self.arrays = {name: wire.placed(share.weight(name, whole[name]).copy()) for name in share.names}
+        self.gradients = {name: module_of(array).zeros_like(array) for name, array in self.arrays.items()}
 
     def names(self, unit: int) -> list[str]:
         """List the weights of a unit."""
@@ -207,15 +209,17 @@ def is_expert(name: str) -> bool:
 
 def flat(arrays: Iterable[Array]) -> Array:
     """Lay arrays end to end."""
-    return np.concatenate([array.reshape(-1) for array in arrays])
+    parts = [array.reshape(-1) for array in arrays]
+    vector: Array = module_of(parts[0]).concatenate(parts)
+    return vector
 
 
 def unflat(values: Array, like: dict[str, Array]) -> dict[str, Array]:
     """Cut a vector into arrays of these names and shapes."""
-    ends = np.cumsum([array.size for array in like.values()])
+    ends = accumulate(array.size for array in like.values())
     return {
-        name: part.reshape(array.shape)
-        for (name, array), part in zip(like.items(), np.split(values, ends)[:-1], strict=True)
+        name: values[end - array.size : end].reshape(array.shape)
+        for (name, array), end in zip(like.items(), ends, strict=True)
     }
 
 
@@ -300,7 +304,7 @@ class Transformer:
 
         return y, back
 
-    def forward(self, chunk: int, micro_batch: int, x: Array | None) -> tuple[Array, float, Back]:
+    def forward(self, chunk: int, micro_batch: int, x: Array | None) -> tuple[Array, Any, Back]:
         """Carry a micro-batch through a chunk of layers.
 
         x (b, s, h): what the stage before sent; the first chunk takes tokens instead. Gives the activations for the
@@ -311,7 +315,8 @@ class Transformer:
         first, last = number == 0, number == self.stages * len(self.chunks) - 1
         tokens, targets = self.share.batch(micro_batch)
         root = weights.fetch(ROOT) if first or last else {}
-        loss, backs = 0.0, []
+        loss: Any = 0.0
+        backs = []
         if first:
             x, embed_back = self.linear.embed(tokens, root["embedding"])
         assert x is not None  # the schedule received it
@@ -352,7 +357,8 @@ class Transformer:
 
     def run(self, actions: Sequence[Action]) -> Result:
         """Carry out a step: the actions in order, then gradients and update."""
-        loss, pieces = 0.0, []
+        loss: Any = 0.0
+        pieces = []
         saved: dict[tuple[int, int], Back] = {}
         handed: dict[tuple[str, int, int], Array] = {}  # between chunks of one rank
         done: list[Action] = []
@@ -382,7 +388,7 @@ class Transformer:
             gradients["embedding"] = self.wire.allreduce("pp", gradients["embedding"], ends=True)
         self.weights.update()
         self.wire.finish()
-        return Result(loss, pieces + self.weights.pieces(), done)
+        return Result(float(to_host(loss)), pieces + self.weights.pieces(), done)
 
     def _take(self, phase: str, source: int, micro_batch: int, handed: dict[Any, Array]) -> Array | None:
         """Receive what chunk number `source` of the pipeline made; the first and the last chunk take nothing."""
@@ -426,6 +432,6 @@ def _check_runnable(model: Model) -> None:
     has = [words for words, here in missing.items() if here]
     if has:
         raise ValueError(
-            f"model {model.name} has {', '.join(has)}, which the step in NumPy has not; its traffic can be told, "
+            f"model {model.name} has {', '.join(has)}, which the step has not; its traffic can be told, "
             "but to run a step take a model without"
         )

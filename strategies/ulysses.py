@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
-import numpy as np
-
+from strategies.arrays import cut, joined, module_of
 from strategies.choice import check_axes, find_variant
 from strategies.mesh import Mesh, divide
 from strategies.passes import LinearCalls, Passes, alone, no_calls, synchronise
@@ -95,8 +95,8 @@ class UlyssesAttention:
 
     def __call__(self, q: Array, k: Array, v: Array) -> tuple[Array, Back]:
         """Attend: q (b, s/u, a, d), k (b, s/u, g, d), v (b, s/u, g, dv) to (b, s/u, a, dv)."""
-        copies = kv_copies(q.shape[2], k.shape[2], self._nranks)
-        gathered = self.exchange([q, np.repeat(k, copies, axis=2), np.repeat(v, copies, axis=2)], to_heads=True)
+        copies, repeat = kv_copies(q.shape[2], k.shape[2], self._nranks), module_of(q).repeat
+        gathered = self.exchange([q, repeat(k, copies, axis=2), repeat(v, copies, axis=2)], to_heads=True)
         output, inner_back = self._inner(*gathered)
 
         def back(dout: Array) -> tuple[Array, Array, Array]:
@@ -113,14 +113,14 @@ class UlyssesAttention:
 
     def _exchange(self, arrays: list[Array], to_heads: bool) -> list[Array]:
         # Cut by heads (axis 2), a block for each rank, what comes are other tokens (axis 1); or the other way round.
-        cut, joined = (2, 1) if to_heads else (1, 2)
-        blocks = [np.stack(np.split(array, self._nranks, axis=cut)) for array in arrays]
-        message = np.concatenate([block.reshape(self._nranks, -1) for block in blocks], axis=1)
-        received = self.wire.alltoall("ulysses", message)
-        parts = np.split(received, np.cumsum([block[0].size for block in blocks])[:-1], axis=1)
+        along, into = (2, 1) if to_heads else (1, 2)
+        blocks = [cut(array, self._nranks, axis=along) for array in arrays]
+        flat = [block.reshape(self._nranks, -1) for block in blocks]
+        received = self.wire.alltoall("ulysses", module_of(flat[0]).concatenate(flat, axis=1))
+        ends = accumulate(block.shape[1] for block in flat)
         return [
-            np.concatenate(list(part.reshape(block.shape)), axis=joined)
-            for part, block in zip(parts, blocks, strict=True)
+            joined(received[:, end - part.shape[1] : end].reshape(block.shape), axis=into)
+            for end, part, block in zip(ends, flat, blocks, strict=True)
         ]
 
 
