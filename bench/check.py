@@ -167,6 +167,7 @@ class Checked:
         meet()
         if self.recv is not None:
             self.recv.poison()
+            buffers.settle(self.recv.array)
         meet()
         own = self._input
         if self._aliasing is not None and self.recv is not None:

@@ -18,7 +18,7 @@ def buffer_sets(
     """Return `nsets` sets of this rank's buffers in `memory`, one of `options.MEMORIES`, on the GPU if so. All call it.
 
     Raises:
-        SharedMemoryError: on all ranks, before any buffer is made: a node has too little shared memory.
+        SharedMemoryError: on all ranks: a node has too little shared memory, or a GPU too little memory to share.
 
     """
     sends: Empty = on_gpu if on_device else ordinary
@@ -28,10 +28,11 @@ def buffer_sets(
         sends = receives = _registered(job, device)
         nsend, nrecv = (guarded_nbytes(count, dtype) for count in buffer_counts(problem, job.rank))
         if memory == "shared":
-            receives = _common(job)
+            receives = _common(job, device)
             nrecv *= job.local_rank == 0
-        # All at once, which is given back at once: there is room for all of them, or for none.
-        alloc(job.comm, nsets * (nsend + nrecv + ROUNDING_NBYTES), np.uint8, device)
+        if not on_device:  # where each is an allocation of its own
+            # All at once, which is given back at once: there is room for all of them, or for none.
+            alloc(job.comm, nsets * (nsend + nrecv + ROUNDING_NBYTES), np.uint8)
     return [Checked(problem, job.rank, dtype, op, sends, receives) for _ in range(nsets)]
 
 
@@ -46,8 +47,8 @@ def _registered(job: Job, device: str) -> Empty:
     return empty
 
 
-def _common(job: Job) -> Empty:
-    def empty(nbytes: int) -> np.ndarray[Any, Any]:
-        return alloc_common(job.comm, nbytes, np.uint8)
+def _common(job: Job, device: str) -> Empty:
+    def empty(nbytes: int) -> Any:
+        return alloc_common(job.comm, nbytes, np.uint8, device)
 
     return empty

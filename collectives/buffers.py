@@ -55,6 +55,12 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     return host
 
 
+def settle(array: Any) -> None:
+    """Wait until what was begun on `array` in the current stream is done, so that others see it."""
+    if is_device(array):
+        devices.synchronise()
+
+
 def copy(target: Any, source: Any) -> None:
     """Copy `source` into `target`, of one shape and dtype, and see it done if one of them is on the host."""
     if is_device(source) and not is_device(target):

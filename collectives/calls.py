@@ -212,12 +212,12 @@ def _window(
 
 def _unmet_in_common(bound: Bound, attached: Attached | None, label: str, shares_memory: bool) -> str | None:
     """Return why there cannot be one result for all ranks of a node, None if there can, or if none is asked for."""
-    memory = None if attached is None else attached.window
-    if memory is None or bound.recv is None or bound.on_device or not memory.in_common(bound.recv):
+    memory: Any = None if attached is None else attached.gpu_window if bound.on_device else attached.window
+    if attached is None or memory is None or bound.recv is None or not memory.in_common(bound.recv):
         return None
     if not shares_memory:
         return f"{label} writes every rank's result apart, and this receive buffer is one for all ranks of a node"
-    if bound.problem.groups != memory.nodes:
+    if bound.problem.groups != attached.shared.nodes:
         return f"{label}: one result for all ranks of a node goes by the nodes that there are, not by pretended ones"
     return None
 

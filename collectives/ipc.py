@@ -9,7 +9,7 @@ it is freed. Memory that is no longer used is kept for the next who wants some.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,6 +52,17 @@ class _Hold:
     """What arrays in a block refer to; when it is gone, so are they."""
 
 
+@dataclass
+class _Common:
+    """Memory that all ranks of a node were handed: where, the own hold on it, and what its owner must keep for it."""
+
+    place: GpuPlace
+    address: int
+    nbytes: int
+    hold: Callable[[], Any]
+    memory: Any
+
+
 class GpuMemory:
     """The GPU memory that ranks of a communicator on one node share. Methods named as collective are called by all."""
 
@@ -60,6 +71,7 @@ class GpuMemory:
         self._runtime = cupy_module().cuda.runtime
         self._blocks: list[_Block] = []
         self._opened: dict[tuple[int, bytes], int] = {}
+        self._common: list[_Common] = []
 
     def take(self, nbytes: int) -> tuple[GpuPlace, Any]:
         """Return own memory as a CuPy array of bytes. Collective; each rank may want another size.
@@ -72,35 +84,76 @@ class GpuMemory:
         """
         block = self._block(nbytes)
         if self._anywhere(block is None):
-            self._trim()
+            self.shrink()
             block = block or self._block(nbytes)
             if self._anywhere(block is None):
+                if block is not None:
+                    block.used = False
                 raise SharedMemoryError(f"the GPU has no {nbytes / 2**20:.0f} MiB to share: use fewer elements")
         assert block is not None
-        block.used, hold = True, _Hold()
+        hold = _Hold()
         weakref.finalize(hold, block.give_back).atexit = False
         return GpuPlace(self.rank, block.handle, 0), self._array(block.address, nbytes, hold)
+
+    def take_common(self, nbytes: int) -> Any:
+        """Return the same memory, of the first rank's GPU, as a CuPy array of bytes on all ranks. Collective.
+
+        It can be used anew when no rank has the array, nor a view of it, any more.
+
+        Raises:
+            SharedMemoryError: on all ranks: that GPU has no more of it.
+            Unreachable: on all ranks: one cannot open it.
+
+        """
+        self._collect()  # else what one point of a sweep shares would be kept until all is used up
+        place, memory = self.take(nbytes if self.rank == 0 else 0)
+        place = self.node.bcast(place)
+        self.reach([place])
+        hold, address = _Hold(), self._base(place) + place.start
+        self._common.append(_Common(place, address, nbytes, weakref.ref(hold), memory if self.rank == 0 else None))
+        return self._array(address, nbytes, hold)
+
+    def in_common(self, array: Any) -> bool:
+        """Return whether `array` lies in memory that all ranks of the node were handed."""
+        return self._common_place(array) is not None
+
+    def _common_place(self, array: Any) -> GpuPlace | None:
+        address = array.data.ptr
+        for one in self._common:
+            if one.address <= address and address + array.nbytes <= one.address + one.nbytes:
+                return one.place._replace(start=one.place.start + address - one.address)
+        return None
+
+    def _collect(self) -> None:
+        """Let go of what all ranks of the node were handed and none holds any more. Collective."""
+        held = [one.hold() is not None for one in self._common]
+        by_any = [any(ranks) for ranks in zip(*self.node.allgather(held), strict=True)]
+        self._common = [one for one, kept in zip(self._common, by_any, strict=True) if kept]
 
     def _anywhere(self, flag: bool) -> bool:
         return bool(self.node.allreduce(int(flag)))
 
     def _block(self, nbytes: int) -> _Block | None:
+        """Return a block that is used from now on, None if there is no room for one."""
         fitting = [
             one for one in self._blocks if not one.used and nbytes <= one.nbytes <= 2 * max(nbytes, BLOCK_NBYTES)
         ]
         if fitting:
-            return min(fitting, key=lambda one: one.nbytes)
+            block = min(fitting, key=lambda one: one.nbytes)
+            block.used = True
+            return block
         rounded = max(1, -(-nbytes // BLOCK_NBYTES)) * BLOCK_NBYTES
         try:
             address = self._runtime.malloc(rounded)
         except (RuntimeError, MemoryError):  # CUDARuntimeError: there is no more
             return None
-        block = _Block(address, rounded, bytes(self._runtime.ipcGetMemHandle(address)))
+        block = _Block(address, rounded, bytes(self._runtime.ipcGetMemHandle(address)), used=True)
         self._blocks.append(block)
         return block
 
-    def _trim(self) -> None:
-        """Free what nobody uses, when all have closed it. Collective."""
+    def shrink(self) -> None:
+        """Free what nobody uses, which is kept otherwise for what comes next, when all have closed it. Collective."""
+        self._collect()
         unused = [one for one in self._blocks if not one.used]
         for owner, handles in enumerate(self.node.allgather([one.handle for one in unused])):
             for handle in handles:
@@ -119,7 +172,7 @@ class GpuMemory:
         for one in self._blocks:
             if one.used and one.address <= address and address + array.nbytes <= one.address + one.nbytes:
                 return GpuPlace(self.rank, one.handle, address - one.address)
-        return None
+        return self._common_place(array)
 
     def reach(self, places: Iterable[GpuPlace]) -> None:
         """Open what is not open yet of others' allocations. Collective, since all must know if one cannot.
@@ -141,11 +194,13 @@ class GpuMemory:
 
     def view(self, place: GpuPlace, start: int, nbytes: int) -> Any:
         """Return `nbytes` of any rank's memory from `start` behind a place that was reached; it keeps nothing alive."""
+        return self._array(self._base(place) + place.start + start, nbytes, self)
+
+    def _base(self, place: GpuPlace) -> int:
+        """Return the address at which the allocation of a place begins here."""
         if place.owner == self.rank:
-            base = next(one.address for one in self._blocks if one.handle == place.handle)
-        else:
-            base = self._opened[place.owner, place.handle]
-        return self._array(base + place.start + start, nbytes, self)
+            return next(one.address for one in self._blocks if one.handle == place.handle)
+        return self._opened[place.owner, place.handle]
 
     def _array(self, address: int, nbytes: int, owner: Any) -> Any:
         cupy = cupy_module()
@@ -155,6 +210,7 @@ class GpuMemory:
 
     def free(self) -> None:
         """Close and free all; arrays in it must not be used any more. Collective."""
+        self._common = []
         for address in self._opened.values():
             self._runtime.ipcCloseMemHandle(address)
         self._opened = {}

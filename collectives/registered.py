@@ -41,26 +41,29 @@ def alloc(comm: MPI.Intracomm, count: int, dtype: Any, device: str = "cpu") -> A
 
 
 def release(comm: MPI.Intracomm) -> None:
-    """Give shared memory of `comm` that nobody uses any more back to the system. All ranks of `comm` call it.
+    """Give shared memory of `comm` that nobody uses any more back to the system, or to the GPU. All ranks call it.
 
     Without it, it is kept for the next array or plan.
     """
     from collectives.attached import attached_to
 
-    shared = attached_to(comm).window
-    if shared is not None:
-        shared.shrink()
+    attached = attached_to(comm)
+    for memory in (attached.window, attached.gpu_window):
+        if memory is not None:
+            memory.shrink()
 
 
-def alloc_common(comm: MPI.Intracomm, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+def alloc_common(comm: MPI.Intracomm, count: int, dtype: Any, device: str = "cpu") -> Any:
     """Return one and the same array of `count` elements on all ranks of a node. All ranks of `comm` call it.
 
+    `device="cuda"` gives a CuPy array in memory of the GPU that the first rank of the node uses (CUDA IPC).
     As the receive buffer of an all-reduce, all-gather or broadcast it makes one result per node, which all its ranks
     read in place; only algorithms on shared memory can do that. Its memory goes back when no rank of the node has it,
     or a view of it, any more, and at the latest when `comm` is freed.
 
     Raises:
-        ValueError: `count` is negative.
+        ValueError: `count` is negative, there is no such device, or a rank cannot open the memory of the first rank's
+            GPU.
         SharedMemoryError: a node has too little shared memory. Then no rank has allocated anything.
 
     """
@@ -68,5 +71,10 @@ def alloc_common(comm: MPI.Intracomm, count: int, dtype: Any) -> np.ndarray[Any,
 
     if count < 0:
         raise ValueError(f"alloc_common: count {count} is negative")
-    memory = attached_to(comm).shared.take_common(max(1, count) * np.dtype(dtype).itemsize)
+    nbytes = max(1, count) * np.dtype(dtype).itemsize
+    if device == "cuda":
+        return attached_to(comm).gpu.take_common(nbytes).view(dtype)[:count]
+    if device != "cpu":
+        raise ValueError(f"alloc_common: there is no device {device!r} (there are: cpu, cuda)")
+    memory = attached_to(comm).shared.take_common(nbytes)
     return np.frombuffer(memory, dtype, count)

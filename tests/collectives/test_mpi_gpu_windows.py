@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.check import Checked, on_gpu
-from collectives import PRIMITIVES, allgather, alloc, allreduce
+from collectives import PRIMITIVES, allgather, alloc, alloc_common, allreduce, broadcast, release
 from collectives.attached import attached_to
 from collectives.ipc import BLOCK_NBYTES
 from collectives.plan import NotApplicable
@@ -35,6 +35,10 @@ def registered(comm):
     return lambda nbytes: alloc(comm, nbytes, np.uint8, device="cuda")
 
 
+def common(comm):
+    return lambda nbytes: alloc_common(comm, nbytes, np.uint8, device="cuda")
+
+
 def complete():
     """Whether nothing that a call began is still to be done, as far as that can be seen."""
     import cupy
@@ -44,7 +48,7 @@ def complete():
 
 def wrong_elements(comm, problem, algorithm, memory):
     empty = on_gpu if memory == "plain" else registered(comm)
-    checked = Checked(problem, comm.Get_rank(), "float32", "sum", empty, empty)
+    checked = Checked(problem, comm.Get_rank(), "float32", "sum", empty, common(comm) if memory == "shared" else empty)
     more = {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
     try:
         plan = problem.primitive.plan(comm, *checked.arrays, algorithm=algorithm, root=problem.root, **more)
@@ -53,8 +57,7 @@ def wrong_elements(comm, problem, algorithm, memory):
     wrong = 0
     with plan:
         for _ in range(3):
-            checked.reset()
-            comm.Barrier()
+            checked.reset(comm.Barrier)
             plan()
             assert complete()
             wrong += checked.wrong()
@@ -143,3 +146,105 @@ def test_a_gpu_without_room_is_told_on_all_ranks_and_nothing_is_lost(fresh_comm,
 def test_an_unknown_device_is_refused(comm):
     with pytest.raises(ValueError, match="there is no device 'tpu'"):
         alloc(comm, 4, np.float32, device="tpu")
+
+
+@pytest.mark.parametrize(("primitive", "algorithm"), WINDOWED, ids=lambda one: one.name)
+def test_one_result_for_all_ranks_is_right_wherever_it_is_on_the_host(fresh_comm, primitive, algorithm):
+    nranks = fresh_comm.Get_size()
+    if primitive.name not in ("allreduce", "allgather", "broadcast"):
+        return  # the others have no result that is the same for all
+    problem = primitive.problem(nranks, 12 * nranks)
+    on_host = [alloc(fresh_comm, 12, "f4"), alloc_common(fresh_comm, 12 * nranks, "f4")]
+    if primitive is allreduce:
+        on_host[0] = alloc(fresh_comm, 12 * nranks, "f4")
+    try:
+        primitive.plan(fresh_comm, *on_host[primitive is broadcast :], algorithm=algorithm).free()
+        wanted = 0
+    except NotApplicable:
+        wanted = None
+    assert wrong_elements(fresh_comm, problem, algorithm, "shared") == wanted
+    assert wanted == 0 or algorithm.name != "window"
+
+
+def test_one_result_is_the_same_memory_on_all_ranks(fresh_comm):
+    n, rank = fresh_comm.Get_size(), fresh_comm.Get_rank()
+    array = alloc_common(fresh_comm, 10 * n, np.float32, device="cuda")
+    array[10 * rank :][:10].fill(rank)
+    array.get()
+    fresh_comm.Barrier()
+    np.testing.assert_array_equal(array.get(), np.repeat(np.arange(n), 10).astype(np.float32))
+    assert attached_to(fresh_comm).gpu.in_common(array[3:5])
+    assert not attached_to(fresh_comm).gpu.in_common(alloc(fresh_comm, 10, np.float32, device="cuda"))
+
+
+def test_one_result_crosses_no_host_and_is_copied_by_nobody(fresh_comm, standin):
+    n, counts = fresh_comm.Get_size(), standin.machine.counts
+    send = alloc(fresh_comm, 64 * n, np.float32, device="cuda")
+    total = alloc_common(fresh_comm, 64 * n, np.float32, device="cuda")
+    send.fill(1)
+    with allreduce.plan(fresh_comm, send, total, algorithm="window") as plan:
+        plan()
+        counts.clear()
+        plan()
+        assert counts["device to host"] == counts["host to device"] == 0
+        assert counts["device to device"] == (n == 1)  # each rank combines its slice into the one result
+    assert (total.get() == n).all()
+
+
+@pytest.mark.parametrize("algorithm", ["native", "native_persistent", "ring", "window_one_shot"])
+def test_one_result_is_refused_to_what_would_write_it_twice(fresh_comm, algorithm):
+    if fresh_comm.Get_size() == 1:
+        pytest.skip("one rank has its result to itself")
+    send = alloc(fresh_comm, 10, np.float32, device="cuda")
+    total = alloc_common(fresh_comm, 10, np.float32, device="cuda")
+    says = "would both write to the receive buffer" if "window" in algorithm else "writes every rank's result apart"
+    with pytest.raises(NotApplicable, match=says):
+        allreduce.plan(fresh_comm, send, total, algorithm=algorithm)
+
+
+def test_one_result_goes_back_when_no_rank_has_it_any_more(fresh_comm, standin):
+    release(fresh_comm)
+    standin.get_default_memory_pool().free_all_blocks()
+    before, nbytes = standin.machine.used_nbytes, 3 * BLOCK_NBYTES
+    for _ in range(4):
+        array = alloc_common(fresh_comm, nbytes, np.uint8, device="cuda")
+        del array
+    leads = attached_to(fresh_comm).gpu.rank == 0
+    assert standin.machine.used_nbytes - before <= (nbytes if leads else BLOCK_NBYTES)  # the same block, not four
+    mine = alloc_common(fresh_comm, nbytes, np.uint8, device="cuda")
+    if not leads:
+        del mine
+    fresh_comm.Barrier()
+    other = alloc_common(fresh_comm, nbytes, np.uint8, device="cuda")
+    if leads:
+        assert not gpu_overlap(mine, other)  # one rank still has it
+        del mine
+    del other
+    release(fresh_comm)
+    assert standin.machine.used_nbytes == before
+
+
+def gpu_overlap(one, other):
+    return one.data.ptr < other.data.ptr + other.nbytes and other.data.ptr < one.data.ptr + one.nbytes
+
+
+def test_arrays_of_the_pool_in_one_block_are_told_apart(fresh_comm, gpu):
+    """Two ordinary arrays are pieces of one allocation, whose handle opens at its beginning."""
+    n, rank = fresh_comm.Get_size(), fresh_comm.Get_rank()
+    send, between, recv = gpu.empty(8, np.float32), gpu.empty(8, np.float32), gpu.empty(8 * n, np.float32)
+    if hasattr(gpu, "machine"):
+        handles = {gpu.cuda.runtime.ipcGetMemHandle(one.data.ptr) for one in (send, between, recv)}
+        assert len(handles) == 1
+    send.fill(rank + 1)
+    between.fill(-5)
+    recv.fill(0)
+    problem = allgather.problem(n, 8 * n)
+    for name in [one.name for other, one in WINDOWED if other is allgather and not one.unmet(problem)]:
+        allgather(fresh_comm, send, recv, algorithm=name)
+        np.testing.assert_array_equal(recv.get(), np.repeat(np.arange(n) + 1, 8).astype(np.float32))
+        assert (between.get() == -5).all()
+
+
+def test_an_unknown_device_for_one_result_is_refused(comm):
+    with pytest.raises(ValueError, match="alloc_common: there is no device 'tpu'"):
+        alloc_common(comm, 4, np.float32, device="tpu")
