@@ -73,6 +73,8 @@ class PatternRow:
     alone_ratio: float | None = None  # of a whole step: its time over the sum of its calls alone, turn by turn
     alone_ratio_low: float | None = None  # ends of the 95% interval
     alone_ratio_high: float | None = None
+    device: str = "cpu"  # where buffers lie
+    ranks_per_gpu: int | None = None  # above 1 the row tells nothing of how GPUs scale
 
     def __post_init__(self) -> None:
         if self.status != "ok" and not self.reason:

@@ -95,6 +95,7 @@ def settings_of(training: Training, options: StrategyOptions, shared: Mapping[st
         "seq": job.seq,
         "micro_batches": job.micro_batches,
         "scale": str(options.scale),
+        **{column: shared[column] for column in ("device", "ranks_per_gpu") if column in shared},
     }
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.check import Checked, Empty
+from bench.check import Checked, Empty, on_gpu, ordinary
 from bench.contenders import Contender, agree, labels, make_ready
 from bench.idle import Idle
 from bench.messages import CONTENDERS, CheckedMessage, message_contenders
 from bench.options import Options
 from bench.overlap import Beside
 from bench.pattern import MESSAGE, Buckets, Kind, Part, all_kinds, problem_of, step_of
-from collectives import PRIMITIVES, Arena
+from collectives import PRIMITIVES, Arena, buffers
 from collectives.operations import dtype_of
 from strategies.choice import PLAIN_DATA_AXES
 from strategies.mesh import Mesh
@@ -32,21 +32,26 @@ SLACK_NBYTES = 512  # for guards and alignment
 
 
 class Pool:
-    """Sets of a buffer to send from and one to receive into, in bytes, which calls share."""
+    """Sets of a buffer to send from and one to receive into, in bytes of `empty`, which calls share.
 
-    def __init__(self, nbytes: int, nsets: int, seed: int) -> None:
-        self._sets = [[np.empty(nbytes + SLACK_NBYTES, np.uint8) for _ in "sr"] for _ in range(nsets)]
-        for send, recv in self._sets:
-            # Floats between 1 and 2, so that no sum of what lies there by chance is slow or infinite.
-            send[: nbytes // 4 * 4].view(np.float32)[:] = np.random.default_rng(seed).random(nbytes // 4) + 1
-            recv[:] = send
+    Raises:
+        MemoryError: there is no more of that memory.
+
+    """
+
+    def __init__(self, nbytes: int, nsets: int, seed: int, empty: Empty = ordinary) -> None:
+        self._sets = [[empty(nbytes + SLACK_NBYTES) for _ in "sr"] for _ in range(nsets)]
+        # Floats between 1 and 2, so that no sum of what lies there by chance is slow or infinite.
+        values = (np.random.default_rng(seed).random(nbytes // 4) + 1).astype(np.float32).view(np.uint8)
+        for block in (one for two in self._sets for one in two):
+            buffers.copy(block[: len(values)], values)
 
     def empties(self) -> list[tuple[Empty, Empty]]:
         """Return, for each set, what gives memory to send from and to receive into."""
         return [(partial(_first, send), partial(_first, recv)) for send, recv in self._sets]
 
 
-def _first(block: np.ndarray[Any, Any], nbytes: int) -> np.ndarray[Any, Any]:
+def _first(block: Any, nbytes: int) -> Any:
     return block[:nbytes]
 
 
@@ -99,9 +104,15 @@ class Replay:
         )
 
     def fill_pool(self, seed: int) -> None:
-        """Make the buffers, large enough for every call."""
-        for beside in (False, *([True] if self.buckets else [])):
-            self._pools[beside] = Pool(self.largest_nbytes + self._itemsize, self._options.rotate, seed)
+        """Make the buffers, large enough for every call, on the GPU in use if the options say so.
+
+        Raises:
+            MemoryError: there is not room for them. Then none is kept.
+
+        """
+        empty = on_gpu if self._options.device == "cuda" else ordinary
+        nbytes, needed = self.largest_nbytes + self._itemsize, (False, True) if self.buckets else (False,)
+        self._pools = {beside: Pool(nbytes, self._options.rotate, seed, empty) for beside in needed}
 
     def _is_bucket(self, kind: Kind) -> bool:
         """Whether calls of a kind sum gradients over data-parallel ranks while the backward pass goes on."""

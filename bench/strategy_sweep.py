@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.contenders import NATIVE, Contender
+from bench.contenders import NATIVE, OUT_OF_MEMORY, Contender
 from bench.measure import Measuring
+from bench.options import Options
 from bench.overlap import Overlapped, Work
 from bench.pattern import Kind
 from bench.pattern_rows import BEST, PatternRow
@@ -23,6 +24,7 @@ from bench.points import fingerprint
 from bench.replay import Replay
 from bench.strategy_options import StrategyOptions, Training
 from strategies.cases import STRATEGIES
+from strategies.mesh import Mesh
 
 
 def rows(measuring: Measuring, options: StrategyOptions, trainings: Sequence[Training]) -> Iterator[PatternRow]:
@@ -33,22 +35,41 @@ def rows(measuring: Measuring, options: StrategyOptions, trainings: Sequence[Tra
         if training.reason or training.mesh is None:
             yield from _on_leader(measuring, partial(_skipped, settings, training.reason))
             continue
-        mesh = training.mesh
-        traffic = STRATEGIES[training.strategy].traffic(training.job, mesh, measuring.job.rank)
-        replay = Replay(
-            measuring.job.comm, mesh, traffic, options.scale, contenders, measuring.job.nnodes, options.overlap
-        )
-        try:
-            reason = "" if replay.kinds else "makes no call on this mesh"
-            reason = reason or measuring.too_large(replay.largest_nbytes) or ""
-            if reason:
-                yield from _on_leader(measuring, partial(_skipped, settings, reason))
-                continue
-            replay.fill_pool(measuring.seed)
+        with training.mesh as mesh:
+            yield from _replayed(measuring, options, contenders, training, mesh, settings)
+        measuring.give_back()
+
+
+def _replayed(
+    measuring: Measuring,
+    options: StrategyOptions,
+    contenders: Options,
+    training: Training,
+    mesh: Mesh,
+    settings: Mapping[str, Any],
+) -> Iterator[PatternRow]:
+    job = measuring.job
+    traffic = STRATEGIES[training.strategy].traffic(training.job, mesh, job.rank)
+    replay = Replay(job.comm, mesh, traffic, options.scale, contenders, job.nnodes, options.overlap)
+    try:
+        reason = "" if replay.kinds else "makes no call on this mesh"
+        reason = reason or measuring.no_room(replay.largest_nbytes) or _pool_filled(measuring, replay)
+        if reason:
+            yield from _on_leader(measuring, partial(_skipped, settings, reason))
+        else:
             yield from _step(measuring, options, training.strategy, replay, settings)
-        finally:
-            replay.free()
-        mesh.free()
+    finally:
+        replay.free()
+
+
+def _pool_filled(measuring: Measuring, replay: Replay) -> str:
+    """Make the buffers of a step; return on all ranks why some rank cannot, "" if all can."""
+    lacking = ""
+    try:
+        replay.fill_pool(measuring.seed)
+    except MemoryError as error:
+        lacking = f"{OUT_OF_MEMORY}: {error}"
+    return measuring.job.reason(lacking) or ""
 
 
 def _on_leader(measuring: Measuring, make: Callable[[], Sequence[PatternRow]]) -> Sequence[PatternRow]:

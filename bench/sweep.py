@@ -74,10 +74,10 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
     gpu = gpus.choose(job, options.device)
     gpus.check_transport(options.transport, gpu)
     options = replace(options, device="cpu" if gpu is None else "cuda")
-    if gpu is not None and options.strategies is not None:
+    if gpu is not None and options.strategies is not None and options.strategies.overlap:
         if job.leads and not options.quiet:
-            print("note: strategies are replayed on buffers of the host only: left out", file=sys.stderr, flush=True)
-        options = replace(options, strategies=None)
+            print("note: nothing is computed beside calls on GPUs: --overlap is left out", file=sys.stderr, flush=True)
+        options = replace(options, strategies=replace(options.strategies, overlap=False))
     check_sync(options.sync, bool(job.most(np.array([launch.oversubscribed], np.uint8))[0]))
     if own.refusal and job.leads:
         print(f"note: only the library's default, native, is measured: {own.refusal}", file=sys.stderr, flush=True)
