@@ -66,6 +66,10 @@ CAUTIONS: Mapping[str, Caution] = {
         "ranks share a GPU, so times say nothing of how ranks with one each would do",
         lambda settings: "use as many ranks as there are GPUs",
     ),
+    "suspect": Caution(
+        "faster than the GPU can copy what the call must write, so it may not have been complete",
+        lambda settings: "do not believe these times: report them with run.json",
+    ),
     "few": Caution(f"fewer than {FEW} samples", _longer),
     "spread": Caution(f"95th percentile of time over {WIDE:g} times the 5th", _steadier),
     "first": Caution(
@@ -103,16 +107,18 @@ def found(
     oversubscribed: bool = False,
     governed: bool = False,
     shared_gpu: bool = False,
+    floor: float = 0.0,
 ) -> tuple[str, ...]:
     """Return the cautions that the samples of one contender give, in the order in which they were taken.
 
-    `times` (of one call; `calls` make a sample), `skew` and `empty` (the time of an empty call) share a unit; `load` is
-    CPUs busy with other programs, None where not known.
+    `times` (of one call; `calls` make a sample), `skew`, `empty` (the time of an empty call) and `floor` (which no call
+    can be below) share a unit; `load` is CPUs busy with other programs, None where not known.
     """
     low, middle, high = np.percentile(times, (5, 50, 95))
     checks = {
         "oversubscribed": oversubscribed,
         "shared_gpu": shared_gpu,
+        "suspect": middle < floor,
         "few": len(times) < FEW,
         "spread": high > WIDE * low,
         "first": len(times) >= FEW and times[0] > ODD * times[1:].max(),

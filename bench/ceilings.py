@@ -81,6 +81,19 @@ def ceilings(job: Any, nbytes: int) -> dict[str, float]:
     return {"nranks": job.nranks, "nbytes": nbytes, **found}
 
 
+def copy_seconds(target: Any, source: Any) -> float:
+    """Return how long a copy on the device takes until it is done, the best of several tries."""
+    from collectives import buffers, devices
+
+    copy = buffers.copier(target, source)
+
+    def done() -> None:
+        copy()
+        devices.synchronise()
+
+    return min(seconds_of(done)[1] for _ in range(REPEATS))
+
+
 def _slowest(job: Any, meet: Callable[[], Any], call: Callable[[], Any]) -> float:
     meet()
     return float(job.most(np.array([seconds_of(call)[1]]))[0])

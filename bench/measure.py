@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench import gpus, machine, summary
+from bench.ceilings import copy_seconds
 from bench.check import Buffers, Checked, on_gpu, ordinary
 from bench.clocks import Clocks
 from bench.contenders import LARGE_NBYTES, NATIVE, OUT_OF_MEMORY, Contender, agree, greedy, make_ready, nodes_seen
@@ -105,9 +106,13 @@ class Measuring:
         self.job.agree(fingerprint(point, names), str(point))
         reason = point.unmet(self.group.nranks) or self._unfit_for_gpu(point) or self.too_large(point.nbytes)
         made = self._skipped(point, names, reason) if reason else self._measured(point, names, keep or _forget)
-        if self.gpu is not None:
-            gpus.release()  # what other ranks on this GPU may need
+        self.give_back()
         return [row for row in made if (row.requested or row.algorithm) not in done]
+
+    def give_back(self) -> None:
+        """Give back what of the GPU's memory is not used, which other ranks on it may need."""
+        if self.gpu is not None:
+            gpus.release()
 
     def _skipped(self, point: Point, names: Sequence[str], reason: str) -> list[Row]:
         return self._rows(point, [Contender(name, reason=reason) for name in names])
@@ -132,16 +137,22 @@ class Measuring:
     def _measured(self, point: Point, names: Sequence[str], keep: Any) -> list[Row]:
         others = [*self._of_other_transports(point, names), *self._greedy(point, names)]
         names = [name for name in names if name not in {one.label for one in others}]
+        lacking = ""
         try:
             sets, contenders = self._made_ready(point, names)
-        except SharedMemoryError as reason:  # which is found out before any buffer is made
-            return self._skipped(point, [*names, *(one.label for one in others)], str(reason))
+        except SharedMemoryError as reason:  # which all ranks find out together
+            lacking = str(reason)
+        if lacking:  # and nothing holds any more what was made before
+            if self.group.taking_part:
+                release(self.group.comm)
+            return self._skipped(point, [*names, *(one.label for one in others)], lacking)
         try:
             ready = [one for one in contenders if one.plans]
             for one in contenders if self.group.taking_part else ():
                 self.guard.alive()
                 one.told = told(one.label, one.plans)
             costs = self._costs(ready, sets)
+            floor = self._floor_seconds(point, sets)
             self.first_calls(ready, sets)
             right = [one for one in ready if not one.wrong]
             for checked in sets:
@@ -163,7 +174,7 @@ class Measuring:
         for one in ready:
             costs[one.label]["first_call_us"] = one.first_seconds * 1e6 / point.primitive.legs
         keep(point, samples)
-        return self._rows(point, [*contenders, *others], samples, costs, load)
+        return self._rows(point, [*contenders, *others], samples, costs, load, floor)
 
     def _made_ready(self, point: Point, names: Sequence[str]) -> tuple[list[Any], list[Contender]]:
         """Return the sets of buffers and the contenders on them; of a rank without a part, those that do nothing."""
@@ -256,6 +267,24 @@ class Measuring:
             raise SharedMemoryError(reason)
         return sets
 
+    def _floor_seconds(self, point: Point, sets: Sequence[Checked]) -> float:
+        """Return how long a call takes at least on a GPU: as long as a copy of half its result, which moves as much
+        memory as a call that only writes it; 0 where that tells nothing.
+
+        Ranks take turns, since they may share a GPU. A result that all ranks of a node have in common is written in
+        parts.
+        """
+        if self.gpu is None or point.nbytes < LARGE_NBYTES or point.memory == "shared":
+            return 0.0
+        result = next((one.recv.array for one in sets if isinstance(one, Checked) and one.recv is not None), None)
+        seconds = np.zeros(1)
+        for turn in range(int(self.job.most(np.array([self.job.local_nranks]))[0])):
+            self.barrier()
+            if turn == self.job.local_rank and result is not None and result.size > 1:
+                half = result.size // 2
+                seconds[0] = copy_seconds(result[:half], result[half : 2 * half])
+        return float(self.job.most(seconds)[0])
+
     def _start_with_idle_gpu(self) -> Any:
         """Begin a sample when this rank's GPU has nothing to do. A call ends when what it put into queues is done."""
         devices.synchronise()
@@ -265,9 +294,17 @@ class Measuring:
         """Return why the point cannot be measured on GPUs, or None. All ranks together."""
         if self.gpu is None:
             return None
-        reason = gpus.undefined_for(point.dtype, point.memory)
+        reason = gpus.undefined_for(point.dtype)
         reason = reason or gpus.too_large(self.gpu, point.nbytes, self.options.rotate)
         return self.job.reason(reason or "") or None
+
+    def no_room(self, nbytes: int) -> str | None:
+        """Return why a vector of `nbytes` does not fit where buffers lie, or None. All ranks together."""
+        if self.gpu is not None:
+            reason = self.job.reason(gpus.too_large(self.gpu, nbytes, self.options.rotate) or "")
+            if reason:
+                return reason
+        return self.too_large(nbytes)
 
     def too_large(self, nbytes: int) -> str | None:
         """Return why a vector of `nbytes` does not fit in memory, as rank 0 sees it, or None.
@@ -365,6 +402,7 @@ class Measuring:
         samples: dict[str, Samples] | None = None,
         costs: dict[str, dict[str, Any]] | None = None,
         load: float | None = None,
+        floor: float = 0.0,
     ) -> list[Row]:
         if not self.job.leads:
             return []
@@ -374,6 +412,7 @@ class Measuring:
             "oversubscribed": self.settings["oversubscribed"],
             "governed": self._governed,
             "shared_gpu": self.shares_gpu,
+            "floor": floor,
         }
         problem, known = point.problem(self.group.nranks), costs or {}
         messages = "message" if self.gpu is None else "staged"

@@ -24,6 +24,8 @@ def test_a_steady_row_bears_no_caution():
         ("skew", STEADY, {"skew": 0.11}),
         ("overhead", STEADY, {"empty": 0.21}),
         ("late", STEADY, {"retaken": 4}),
+        ("shared_gpu", STEADY, {"shared_gpu": True}),
+        ("suspect", STEADY, {"floor": 1.1}),
     ],
 )
 def test_each_fault_is_found_and_nothing_else(name, times, circumstances):
@@ -42,6 +44,7 @@ def test_each_fault_is_found_and_nothing_else(name, times, circumstances):
         (STEADY, {"empty": 0.19}),
         (STEADY, {"empty": 0.5, "calls": 100}),
         (STEADY, {"retaken": 3}),
+        (STEADY, {"floor": 0.9}),
     ],
 )
 def test_what_is_harmless_is_left_alone(times, circumstances):

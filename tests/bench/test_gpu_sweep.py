@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench.gpus import Gpu, check_transport, mps_runs, too_large, undefined_for
+from bench.pattern_rows import STRATEGIES_FILE, WHOLE, read_patterns
 from bench.rows import ROWS_FILE, read_rows, read_run
 from bench.usage import UsageError
+from strategies.cases import STRATEGIES
 
 STANDIN = str(Path(__file__).parents[1] / "standin")
 CUDA = ("--device", "cuda", "-n", "5", "--no-plots")
@@ -49,19 +51,124 @@ def test_a_sweep_on_gpus_is_checked_and_says_which(launch, tmp_path):
 
 
 @pytest.mark.launch
+def test_every_strategy_is_replayed_on_gpus(launch, tmp_path):
+    words = ("--strategy", "all", "-a", "ring,pairwise,window", "--scale-bytes", "1/64", "--max-seconds", "0.02")
+    result = on_standin(launch, 2, *words, "-o", tmp_path / "run", STANDIN_GPUS="2")
+    assert result.status == 0, result.err
+    rows, _ = read_patterns(tmp_path / "run" / STRATEGIES_FILE)
+    assert {row["strategy"] for row in rows} == set(STRATEGIES)
+    assert {(row["device"], row["ranks_per_gpu"]) for row in rows} == {("cuda", 1)}
+    assert all(row["status"] == "ok" or row["reason"] for row in rows)
+    measured = [row for row in rows if row["status"] == "ok"]
+    assert all(row["wrong"] == 0 for row in measured)
+    whole = {row["strategy"] for row in measured if row["primitive"] == WHOLE}
+    assert whole == set(STRATEGIES) - {"hybrid"}  # which of its axes, on two ranks?
+    assert {"native", "ring", "pairwise", "window", "direct"} <= {row["algorithm"] for row in measured}
+
+
+@pytest.mark.launch
+def test_a_step_that_finds_no_room_is_skipped_and_the_next_goes_on(launch, tmp_path):
+    words = ("--strategy", "tensor,data", "--overlap", "--max-seconds", "0.02")
+    limits = {"STANDIN_NBYTES": str(8 << 20), "STANDIN_CLAIMS_NBYTES": str(1 << 30)}
+    result = on_standin(launch, 2, *words, "-o", tmp_path / "run", **limits)
+    assert result.status == 0, result.err
+    assert "note: nothing is computed beside calls on GPUs: --overlap is left out" in result.err
+    rows, _ = read_patterns(tmp_path / "run" / STRATEGIES_FILE)
+    told = {row["strategy"]: (row["status"], row["reason"]) for row in rows if row["primitive"] == WHOLE}
+    assert told["data"][0] == "skipped"
+    assert "out of memory: Out of memory allocating" in told["data"][1]
+    assert told["tensor"][0] == "ok"
+
+
+@pytest.mark.launch
+def test_one_result_for_all_ranks_of_a_node_on_gpus(launch, tmp_path):
+    words = (
+        "allreduce",
+        "allgather",
+        "broadcast",
+        "-a",
+        "ring,window,window_pull,window_one_shot",
+        "-b",
+        "64K",
+        "-e",
+        "64K",
+    )
+    result = on_standin(launch, 4, *words, "--memory", "shared,registered,plain", "-o", tmp_path / "run")
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    assert {row["memory"] for row in rows} == {"shared", "registered", "plain"}
+    measured = {(row["memory"], row["primitive"], row["algorithm"]) for row in rows if row["status"] == "ok"}
+    assert all(row["wrong"] == 0 for row in rows if row["status"] == "ok")
+    for primitive in ("allreduce", "allgather", "broadcast"):
+        assert ("shared", primitive, "window") in measured
+        assert ("shared", primitive, "ring") not in measured
+        assert ("registered", primitive, "window_pull") in measured
+    reasons = {row["algorithm"]: row["reason"] for row in rows if row["memory"] == "shared" and row["reason"]}
+    assert "writes every rank's result apart" in reasons["native"]
+    assert "would both write to the receive buffer that they share" in reasons["window_one_shot"]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("chosen", "shared"), [((0, 1, 2, 3), 1), ((0, 1, 0, 1), 2), ((2, 2, 2, 2), 4)])
+def test_gpus_are_told_apart_by_their_uuids_where_each_rank_sees_one(launch, tmp_path, chosen, shared):
+    """As launchers set CUDA_VISIBLE_DEVICES for each rank, every rank's GPU has the ordinal 0."""
+    (tmp_path / "as_launched.py").write_text(
+        "import os, runpy, sys\n"
+        "local = int(os.environ.get('OMPI_COMM_WORLD_LOCAL_RANK') or os.environ.get('MPI_LOCALRANKID'))\n"
+        f"os.environ['CUDA_VISIBLE_DEVICES'] = str({chosen!r}[local])\n"
+        "sys.argv = ['bench.sweep', *sys.argv[1:]]\n"
+        "sys.path.insert(0, os.getcwd())\n"
+        "runpy.run_module('bench.sweep', run_name='__main__')\n"
+    )
+    words = ("allreduce", "-a", "ring", "-b", "64", "-e", "64", *CUDA, "-o", tmp_path / "run")
+    result = launch(4, tmp_path / "as_launched.py", *words, PYTHONPATH=STANDIN, STANDIN_GPUS="4")
+    assert result.status == 0, result.err
+    gpus = read_run(tmp_path / "run")["gpus"]
+    assert [one["ordinal"] for one in gpus] == [0, 0, 0, 0]
+    assert len({one["identity"] for one in gpus}) == len(set(chosen))
+    assert [one["ranks"] for one in gpus] == [chosen.count(one) for one in chosen]
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    assert {row["ranks_per_gpu"] for row in rows} == {shared}
+    assert all(("shared_gpu" in row["cautions"]) == (shared > 1) for row in rows)
+    assert {one["allocator"] for one in gpus} == {"MemoryPool"}
+
+
+@pytest.mark.launch
 def test_a_gpu_out_of_memory_skips_the_point_and_goes_on(launch, tmp_path):
     folder = tmp_path / "run"
+    # Twice, so that after a point that finds no room the next finds what that one took.
     words = ("allreduce", "-a", "ring,reduce_broadcast", "-b", "1K", "-e", "4M", "-f", "64", "-o", folder)
+    words += ("-d", "float32,int32")
     result = on_standin(launch, 2, *words, STANDIN_NBYTES=str(10 << 20), STANDIN_CLAIMS_NBYTES=str(1 << 30))
     assert result.status == 0, result.err
     rows, _ = read_rows(folder / ROWS_FILE)
     small = [row for row in rows if row["nbytes"] < 4 << 20]
     large = [row for row in rows if row["nbytes"] == 4 << 20]
     assert {row["status"] for row in small} == {"ok"}
-    assert {row["algorithm"]: row["status"] for row in large}["native"] == "ok"
+    assert {row["dtype"] for row in large} == {"float32", "int32"}
+    assert {row["status"] for row in large if row["algorithm"] == "native"} == {"ok"}
     lacking = [row for row in large if row["status"] == "skipped"]
-    assert lacking
+    assert {row["dtype"] for row in lacking} == {"float32", "int32"}
     assert all("out of memory" in row["reason"] for row in lacking)
+
+
+@pytest.mark.launch
+def test_a_point_whose_buffers_find_no_room_is_skipped_and_frees_what_it_took(launch, tmp_path):
+    folder = tmp_path / "run"
+    words = ("allreduce", "-a", "ring,window", "-b", "4K", "-e", "4M", "-f", "1024", "-d", "float32,int32")
+    for memory, limit in (("plain", 7), ("registered", 9), ("shared", 9)):
+        limits = {"STANDIN_NBYTES": str(limit << 20), "STANDIN_CLAIMS_NBYTES": str(1 << 30)}
+        result = on_standin(launch, 2, *words, "--memory", memory, "-o", folder / memory, **limits)
+        assert result.status == 0, result.err
+        rows, _ = read_rows(folder / memory / ROWS_FILE)
+        told = {(row["dtype"], row["nbytes"], row["status"]) for row in rows}
+        # The second small point comes after the first large one.
+        assert {(dtype, 4 << 20, "skipped") for dtype in ("float32", "int32")} <= told
+        assert {(dtype, 4 << 20, "ok") for dtype in ("float32", "int32")}.isdisjoint(told)
+        assert {(dtype, 4 << 10, "ok") for dtype in ("float32", "int32")} <= told
+        reasons = {row["reason"] for row in rows if row["nbytes"] == 4 << 20}
+        says = "out of memory: Out of memory allocating" if memory == "plain" else "the GPU has no"
+        assert all(says in reason for reason in reasons), reasons
 
 
 @pytest.mark.launch
