@@ -5,7 +5,8 @@ import pytest
 from mpi4py import MPI
 
 from bench.check import Checked, on_gpu
-from collectives import PRIMITIVES, allgather, allreduce, broadcast, reduce
+from bench.gpus import allocator
+from collectives import PRIMITIVES, allgather, alloc, allreduce, broadcast, reduce
 from collectives.operations import OPERATIONS, Operation
 from collectives.plan import NotApplicable
 
@@ -211,3 +212,40 @@ def test_mpi_can_be_named_in_place(comm, gpu):
     recv = gpu.asarray(np.ones(9, np.float32))
     allreduce(comm, MPI.IN_PLACE, recv, algorithm="ring")
     assert (recv.get() == comm.Get_size()).all()
+
+
+@pytest.mark.parametrize("algorithm", ["native", "ring"])
+def test_calls_in_place_can_be_made_again_and_again(comm, gpu, algorithm):
+    n = comm.Get_size()
+    values = gpu.asarray(np.ones(128, np.int64))
+    for turn in range(1, 5):
+        allreduce(comm, MPI.IN_PLACE, values, algorithm=algorithm)
+        assert (values.get() == n**turn).all()
+
+
+def test_arrays_of_a_stream_ordered_pool_go_every_way(fresh_comm, gpu):
+    """No other process can open such memory, so shared memory is another: what is registered is never of a pool."""
+    n, rank, before = fresh_comm.Get_size(), fresh_comm.Get_rank(), gpu.cuda.get_allocator()
+    gpu.cuda.set_allocator(gpu.cuda.MemoryAsyncPool().malloc)
+    try:
+        send, recv = gpu.zeros(40, np.float32), gpu.zeros(40, np.float32)
+        send.fill(rank + 1)
+        for algorithm in ("native", "ring", "window"):
+            recv.fill(0)
+            allreduce(fresh_comm, send, recv, algorithm=algorithm)
+            assert (recv.get() == n * (n + 1) / 2).all()
+        assert allocator() == "MemoryAsyncPool"
+        if hasattr(gpu, "machine"):
+            with pytest.raises(RuntimeError, match="no handle"):
+                gpu.cuda.runtime.ipcGetMemHandle(send.data.ptr)
+        shared = alloc(fresh_comm, 40, np.float32, device="cuda")
+        assert gpu.cuda.runtime.ipcGetMemHandle(shared.data.ptr)
+        allreduce(fresh_comm, send, shared, algorithm="window")
+        assert (shared.get() == n * (n + 1) / 2).all()
+    finally:
+        gpu.cuda.set_allocator(before)
+
+
+def test_other_libraries_get_the_address_on_the_device(comm, gpu):
+    for one in (gpu.zeros(4, np.float32), gpu.zeros((3, 2))[1:]):
+        assert MPI.Get_address(one) == one.data.ptr
