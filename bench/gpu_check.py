@@ -28,7 +28,10 @@ PART_SECONDS = 180
 NRANKS = (1, 2, 4, 8)
 SHARING = (2, 4, 8)
 MIB = 1 << 20
-TESTS = "tests/collectives/test_mpi_devices.py"
+TESTS = (
+    *(f"tests/collectives/test_mpi_{name}.py" for name in ("devices", "gpu_windows", "streams")),
+    "tests/strategies/test_mpi_devices.py",
+)
 
 
 class Report:
@@ -119,7 +122,7 @@ def _told(row: Any) -> dict[str, Any]:
 def tests(report: Report) -> None:
     """Run the tests of device buffers with each number of ranks."""
     for nranks in NRANKS:
-        ended = report.run(nranks, "-m", "pytest", "-q", "-m", "mpi", TESTS)
+        ended = report.run(nranks, "-m", "pytest", "-q", "-m", "mpi", *TESTS)
         (report.folder / f"tests-n{nranks}.txt").write_text(ended.stdout + ended.stderr)
         last = next((line for line in reversed(ended.stdout.splitlines()) if " in " in line), "no summary")
         report.say("tests", f"device tests, {nranks} ranks: {last}", ended.returncode == 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, pairwise
@@ -544,17 +545,26 @@ class Primitive:
     def _count(self, problem: Problem, chunks: Chunks) -> int:
         return sum(self.chunk_count(problem, chunk, 1) for chunk in chunks)
 
-    def plan(self, comm: Any, *buffers: Any, **options: Any) -> Any:
-        """Bind one call to a communicator and buffers; see `collectives.calls.make`."""
+    def plan(self, comm: Any, *buffers: Any, stream: Any = None, **options: Any) -> Any:
+        """Bind one call to a communicator and buffers; see `collectives.calls.make`.
+
+        stream: of CuPy, on which work is ordered instead of the one that is current when the plan is called.
+        """
         from collectives.calls import make  # only those who communicate load MPI
 
-        return make(self, comm, *buffers, **options)
+        if stream is None:
+            return make(self, comm, *buffers, **options)
+        from collectives.ordered import OnStream
 
-    def __call__(self, comm: Any, *buffers: Any, **options: Any) -> None:
-        """Carry out one call; see `collectives.calls.make` for the arguments. The plan is kept for the next call."""
+        with stream:
+            return OnStream(make(self, comm, *buffers, **options), stream)
+
+    def __call__(self, comm: Any, *buffers: Any, stream: Any = None, **options: Any) -> None:
+        """Carry out one call; see `plan` for the arguments. The plan is kept for the next call."""
         from collectives.calls import call
 
-        call(self, comm, *buffers, **options)
+        with nullcontext() if stream is None else stream:
+            call(self, comm, *buffers, **options)
 
 
 def _parameter(word: str) -> tuple[str, Parameter]:

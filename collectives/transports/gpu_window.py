@@ -67,6 +67,7 @@ class GpuWindowTransport:
         places = shared.node.allgather((place, own))
         memory.reach(one for scratch, buffers in places for one in (scratch, *buffers.values()))
         self._places = {rank: places[index] for rank, index in shared.local.items()}
+        self._meetings: dict[Group, GpuMeeting] = {}
         self._host = WindowTransport(comm, shared, groups, {}, 0, False)
 
     def slots(self, rank: int, count: int, unit: np.dtype[Any], parity: int) -> Any:
@@ -88,8 +89,10 @@ class GpuWindowTransport:
         return self._gpu.view(place, start, count * unit.itemsize).view(unit.base).reshape(count, *unit.shape)
 
     def meeting(self, group: Group) -> GpuMeeting:
-        """Return where `group` meets."""
-        return GpuMeeting(self._host.meeting(group))
+        """Return where `group` meets: one and the same object, since a call that is tested may be waited for next."""
+        if group not in self._meetings:
+            self._meetings[group] = GpuMeeting(self._host.meeting(group))
+        return self._meetings[group]
 
     @property
     def ending(self) -> list[Callable[[], Any]]:
@@ -98,5 +101,6 @@ class GpuWindowTransport:
 
     def free(self) -> None:
         """Give the scratch back."""
+        self._meetings = {}
         self._host.free()
         self._places, self._memory = {}, None

@@ -188,3 +188,29 @@ def test_what_needs_no_wait_shows_that_the_stand_in_is_late(comm, standin):
     with standin.cuda.Stream(non_blocking=True):
         send.fill(3)
     assert send.get(stream=standin.cuda.Stream(non_blocking=True)).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("algorithm", ["native", "ring", "window"])
+def test_a_stream_can_be_named_instead(fresh_comm, gpu, algorithm):
+    n, rank = fresh_comm.Get_size(), fresh_comm.Get_rank()
+    send, recv, side = gpu.zeros(40, np.float32), gpu.zeros(40, np.float32), gpu.cuda.Stream(non_blocking=True)
+
+    def put(value):
+        gpu.cuda.Device().synchronize()
+        fresh_comm.Barrier()
+        with side:
+            delay(gpu)
+            send.fill(value * (rank + 1))
+
+    def came(value):
+        result = recv.get(stream=gpu.cuda.Stream(non_blocking=True))
+        return (result == value * n * (n + 1) / 2).all()
+
+    put(1)
+    allreduce(fresh_comm, send, recv, algorithm=algorithm, stream=side)
+    assert came(1)
+    with allreduce.plan(fresh_comm, send, recv, algorithm=algorithm, stream=side) as plan:
+        for value, way in enumerate(WAYS, start=2):
+            put(value)
+            WAYS[way](plan)
+            assert came(value)
