@@ -205,6 +205,16 @@ def test_streams_are_in_order_only_where_an_event_says_so(cupy):
     assert array.get(stream=side).tolist() == [7, 7]
 
 
+def test_work_is_carried_out_though_nobody_has_its_stream_any_more(cupy):
+    array = cupy.zeros(2)
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        array.fill(3)
+    cupy.cuda.Device().synchronize()
+    assert array.get().tolist() == [3, 3]
+    assert not cupy.machine.busy
+
+
 def test_a_copy_beside_work_needs_pinned_memory(cupy):
     runtime, array, host = cupy.cuda.runtime, cupy.zeros(2), np.zeros(2)
     with pytest.raises(RuntimeError, match="pinned"):

@@ -120,6 +120,7 @@ class Stream:
     def put(self, work):
         self._queue.append(work)
         self.put_in += 1
+        machine.busy.add(self)
         if self._eager:
             self.run(self.put_in)
 
@@ -128,6 +129,8 @@ class Stream:
             work = self._queue.popleft()
             work()
             self.begun += 1
+        if not self._queue:
+            machine.busy.discard(self)
 
     def record(self, event=None):
         event = Event() if event is None else event
@@ -187,6 +190,7 @@ class Machine:
         self.allocations = weakref.WeakValueDictionary()
         self.pinned = weakref.WeakValueDictionary()
         self.streams = weakref.WeakValueDictionary()
+        self.busy = set()  # streams with work, which is carried out also when nobody has the stream any more
 
     def reserve(self, nbytes):
         if self.used_nbytes + nbytes > self.total_nbytes:
