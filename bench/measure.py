@@ -145,6 +145,7 @@ class Measuring:
         if lacking:  # and nothing holds any more what was made before
             if self.group.taking_part:
                 release(self.group.comm)
+            machine.give_back()
             return self._skipped(point, [*names, *(one.label for one in others)], lacking)
         try:
             ready = [one for one in contenders if one.plans]
@@ -171,6 +172,7 @@ class Measuring:
         if point.nbytes >= LARGE_NBYTES and self.group.taking_part:
             del sets
             release(self.group.comm)
+            machine.give_back()
         for one in ready:
             costs[one.label]["first_call_us"] = one.first_seconds * 1e6 / point.primitive.legs
         keep(point, samples)
