@@ -22,8 +22,11 @@ from collectives.native import NATIVE, NativePlan
 from collectives.operations import HALF, Operation, find_operation
 from collectives.plan import HandPlan, NotApplicable, Plan
 from collectives.regions import RECV, SEND
-from collectives.registry import Algorithm, Nodes, Primitive, nodes_of
+from collectives.registry import Algorithm, Nodes, Primitive, UnknownNameError, nodes_of
+from collectives.settling import settle
 from collectives.staging import stage
+from collectives.transports import DIRECT, STAGED, TRANSPORTS
+from collectives.transports.direct import DirectPlan
 from collectives.transports.gpu_window import GpuWindowTransport
 from collectives.transports.staged import Streams
 from collectives.transports.window import WindowTransport
@@ -49,6 +52,7 @@ def make(
     synchronous: bool = False,
     nodes: Nodes | None = None,
     ppn: int | None = None,
+    transport: str = STAGED,
 ) -> Plan:
     """Make one call ready. All ranks of `comm` make the same plans in the same order.
 
@@ -67,6 +71,8 @@ def make(
         synchronous: use synchronous sends, which shows whether an algorithm relies on buffering.
         nodes: the ranks of each node, for algorithms that take account of them; as MPI sees them if not given.
         ppn: so many ranks after one another make a node, instead of `nodes`.
+        transport: how messages go whose buffers lie on a GPU: ``staged`` through the host, or ``direct``, for an MPI
+            that takes memory of GPUs. One that does not ends the process; `bench.probes` finds out which it is.
 
     Raises:
         UnknownNameError: algorithm, parameter or op that does not exist.
@@ -76,21 +82,28 @@ def make(
 
     """
     operation = find_operation(op)
+    _check_transport(transport)
     bound = _bound(primitive, comm, arrays, operation, root, count, counts)
     if algorithm in NATIVE or is_forced(algorithm):
         unmet = _unmet_in_common(bound, already_attached_to(comm), str(algorithm), False)
         if unmet:
             raise NotApplicable(unmet)
-        return _make_native(comm, bound, operation, str(algorithm))
+        return _make_native(comm, bound, operation, str(algorithm), transport)
     attached = attached_to(comm)
     chosen = primitive.find(algorithm)
     if ppn is not None:
         nodes = nodes_of(bound.problem.nranks, ppn)
-    return _make_by_hand(attached, bound, chosen, operation, attached.next_first_tag, scratch, synchronous, nodes)
+    tag = attached.next_first_tag
+    return _make_by_hand(attached, bound, chosen, operation, tag, scratch, synchronous, nodes, transport)
 
 
-def _make_native(comm: MPI.Intracomm, bound: Bound, operation: Operation, algorithm: str) -> Plan:
-    """Return the library's own call, on pinned memory of the host with copies around it for buffers on a GPU."""
+def _check_transport(transport: str) -> None:
+    if transport not in TRANSPORTS:
+        raise UnknownNameError(f"there is no transport {transport!r} (there are: {', '.join(TRANSPORTS)})")
+
+
+def _make_native(comm: MPI.Intracomm, bound: Bound, operation: Operation, algorithm: str, transport: str) -> Plan:
+    """Return the library's own call: for buffers on a GPU on these, or on pinned memory with copies around it."""
 
     def own(bound: Bound) -> Plan:
         if is_forced(algorithm):
@@ -99,6 +112,10 @@ def _make_native(comm: MPI.Intracomm, bound: Bound, operation: Operation, algori
 
     if not bound.on_device:
         return own(bound)
+    if transport == DIRECT:
+        if bound.problem.primitive.combines and operation.mpi_name is None:
+            raise NotApplicable(f"MPI combines with {operation.name} on the host: use transport {STAGED}")
+        return DirectPlan(own(bound))
     return WorkPlan(bound, lambda array: devices.pinned(array.shape, array.dtype), own)
 
 
@@ -130,6 +147,7 @@ def _make_by_hand(
     scratch: buffers.Arena | None,
     synchronous: bool,
     nodes: Nodes | None = None,
+    transport: str = STAGED,
 ) -> Plan:
     if algorithm.takes_nodes or algorithm.shares_memory(bound.problem):
         bound = _with_nodes(bound, attached, nodes)
@@ -145,10 +163,11 @@ def _make_by_hand(
 
     def bare(bound: Bound, arena: buffers.Arena | None) -> Plan:
         unit = buffers.unit(bound.dtype, operation.width)
-        options = Options.of(algorithm, unit.itemsize, message_cap(), bound.on_device)
         shares_memory = algorithm.shares_memory(bound.problem)
         own: dict[str, Any] = {}
         on_device = bound.on_device
+        through_host = on_device and (shares_memory or transport == STAGED)
+        options = Options.of(algorithm, unit.itemsize, message_cap(), on_device, through_host)
         if shares_memory:
             bound, options, own, on_device = _registered(bound, attached, options)
         unshareable = ""
@@ -163,6 +182,8 @@ def _make_by_hand(
         window = streams = None
         if shares_memory:
             window = _window(attached, layout, own, unit.itemsize, algorithm.staged, on_device)
+        elif on_device and transport == DIRECT:
+            layout, streams = settle(layout), Streams(False)
         elif on_device:
             overlapped = layout.longest_message * unit.itemsize >= OVERLAP_FROM_NBYTES
             layout, streams = stage(layout, overlapped), Streams(overlapped)
@@ -283,15 +304,18 @@ def call(
     root: int = 0,
     count: int | None = None,
     counts: Sequence[Any] | None = None,
+    transport: str = STAGED,
 ) -> None:
     """Carry out one call. A hand-written algorithm's plan is kept with the communicator for the next such call.
 
     The arguments are those of `make`.
     """
     if algorithm in NATIVE or is_forced(algorithm):
-        with make(primitive, comm, *arrays, algorithm=algorithm, op=op, root=root, count=count, counts=counts) as once:
+        how: dict[str, Any] = {"op": op, "root": root, "count": count, "counts": counts, "transport": transport}
+        with make(primitive, comm, *arrays, algorithm=algorithm, **how) as once:
             once()
         return
+    _check_transport(transport)
     operation = find_operation(op)
     bound = _bound(primitive, comm, arrays, operation, root, count, counts)
     chosen = primitive.find(algorithm)
@@ -301,13 +325,14 @@ def call(
     if alike not in attached.first_tags:
         attached.first_tags[alike] = attached.next_first_tag()
     here = tuple(None if one is None else (buffers.address(one), one.size) for one in (bound.send, bound.recv))
-    key = (alike, bound.problem.in_place, str(bound.dtype), bound.on_device, here)
+    key = (alike, bound.problem.in_place, str(bound.dtype), bound.on_device and transport, here)
     plan: CallablePlan | None = attached.calls.get(key)
     if chosen.shares_memory(bound.problem) and not _made_together(attached, plan) and plan is not None:
         attached.calls.pop(key).free()
         plan = None
     if plan is None:
-        plan = _make_by_hand(attached, bound, chosen, operation, lambda: attached.first_tags[alike], None, False)
+        tag = attached.first_tags[alike]
+        plan = _make_by_hand(attached, bound, chosen, operation, lambda: tag, None, False, transport=transport)
         attached.calls[key] = plan
         if chosen.shares_memory(bound.problem):
             attached.nshared += 1

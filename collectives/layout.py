@@ -98,13 +98,22 @@ class Options:
     common: bool = False
 
     @classmethod
-    def of(cls, algorithm: Algorithm, itemsize: int, cap_nbytes: int, through_host: bool = False) -> Options:
+    def of(
+        cls,
+        algorithm: Algorithm,
+        itemsize: int,
+        cap_nbytes: int,
+        on_device: bool = False,
+        through_host: bool = False,
+    ) -> Options:
         """Return what `algorithm` is told, for elements of `itemsize` bytes and messages of at most `cap_nbytes`.
 
-        `through_host`: whether buffers lie on a GPU and messages go through the host.
+        `on_device`: whether buffers lie on a GPU, `through_host`: and messages go through the host. A set of chunks
+        that MPI takes from a GPU is always packed: libraries were seen to ask only of a buffer's address whether it
+        lies there, and a datatype of many places has none.
         """
         how = algorithm.how
-        piece_nbytes = int(how.get("piece", STAGED_NBYTES if through_host else PIECE_NBYTES))
+        piece_nbytes = int(how.get("piece", STAGED_NBYTES if on_device else PIECE_NBYTES))
         if through_host:
             cap_nbytes = min(cap_nbytes, max(piece_nbytes, STAGED_NBYTES))
 
@@ -115,7 +124,7 @@ class Options:
             piece=elements(piece_nbytes),
             cap=elements(cap_nbytes),
             cuts=int(how.get("cuts", cls.cuts)),
-            pack_from=elements(int(how.get("pack_from", PACK_FROM_NBYTES))),
+            pack_from=1 if on_device and not through_host else elements(int(how.get("pack_from", PACK_FROM_NBYTES))),
             landing=elements(LANDING_NBYTES),
             small=elements(SMALL_NBYTES),
             align=elements(CACHE_LINE_NBYTES),

@@ -96,14 +96,14 @@ class _HostPlaces:
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """Something in a lane: what it reads and writes."""
 
     lane: str
     reads: Sequence[Region]
     writes: Sequence[Region]
 
-    def conflicts(self, other: _Work) -> bool:
+    def conflicts(self, other: Work) -> bool:
         """Whether one of the two must come after the other."""
         return any(
             mine.overlaps(theirs)
@@ -122,7 +122,7 @@ class _Stager:
         ]
         self.on_host: dict[Buffer, Intervals] = {}  # where the host has the present value
         self.only_on_host: dict[Buffer, Intervals] = {}  # where the GPU has not
-        self.works = [_Work(COMPUTE, (), ())]
+        self.works = [Work(COMPUTE, (), ())]
         self.instructions: list[Instruction | int] = [ENTRY]  # a number stands for where that work is put in
         self.known = {lane: dict.fromkeys(LANES, -1) for lane in LANES}  # for each lane what it comes after in others
         self.settled = dict.fromkeys(LANES, -1)  # what the host has waited for
@@ -141,7 +141,12 @@ class _Stager:
             else:
                 raise TypeError(f"{one} of shared memory cannot be staged through the host")
         self._settle(range(len(self.works)))
-        return replace(self.layout, transfers=self.transfers, program=self._with_marks(), host_count=self.places.count)
+        return replace(
+            self.layout,
+            transfers=self.transfers,
+            program=with_marks(self.instructions, self.works),
+            host_count=self.places.count,
+        )
 
     # Messages
 
@@ -162,7 +167,7 @@ class _Stager:
     def _touching(self, transfer: int) -> list[int]:
         """Return the copies that must be complete before the transfer may read or write its part of the host."""
         regions = self.transfers[transfer].regions
-        own = _Work("", regions, ()) if self.transfers[transfer].outgoing else _Work("", (), regions)
+        own = Work("", regions, ()) if self.transfers[transfer].outgoing else Work("", (), regions)
         return [number for number, work in enumerate(self.works) if self._open(number) and own.conflicts(work)]
 
     def _wait(self, transfers: Sequence[int]) -> None:
@@ -239,7 +244,7 @@ class _Stager:
 
     def _put(self, instruction: Instruction, lane: str, reads: Sequence[Region], writes: Sequence[Region]) -> None:
         """Put work into a lane, behind what it must come after in others."""
-        work = _Work(lane if self.overlapped else COMPUTE, reads, writes)
+        work = Work(lane if self.overlapped else COMPUTE, reads, writes)
         for other in [one for one in LANES if one != work.lane and self.overlapped]:
             before = self._last_conflict(work, other)
             if before is not None:
@@ -248,7 +253,7 @@ class _Stager:
         self.instructions += [instruction, len(self.works)]
         self.works.append(work)
 
-    def _last_conflict(self, work: _Work, lane: str) -> int | None:
+    def _last_conflict(self, work: Work, lane: str) -> int | None:
         """Return the last work in `lane` that `work` must come after and is not yet known to, None if there is none."""
         for number in range(len(self.works) - 1, max(self.known[work.lane][lane], self.settled[lane]), -1):
             one = self.works[number]
@@ -271,19 +276,23 @@ class _Stager:
             self.settled[lane] = number
             self.instructions.append(Settle(number))
 
-    def _with_marks(self) -> list[Instruction]:
-        """Return the instructions with marks where something waits for them, numbered in order."""
-        wanted = sorted({one.number for one in self.instructions if isinstance(one, (After, Settle))})
-        numbers = {work: index for index, work in enumerate(wanted)}
-        program: list[Instruction] = []
-        for one in self.instructions:
-            if isinstance(one, (After, Settle)):
-                program.append(one._replace(number=numbers[one.number]))
-            elif not isinstance(one, int):
-                program.append(one)
-            elif one in numbers:
-                program.append(Mark(self.works[one].lane, numbers[one]))
-        return program
+
+def with_marks(instructions: Sequence[Instruction | int], works: Sequence[Work]) -> list[Instruction]:
+    """Return a program with a mark behind each of the works that something waits for, numbered in order.
+
+    In `instructions` a number stands for where the work of that number is put in, and `After` and `Settle` name works.
+    """
+    wanted = sorted({one.number for one in instructions if isinstance(one, (After, Settle))})
+    numbers = {work: index for index, work in enumerate(wanted)}
+    program: list[Instruction] = []
+    for one in instructions:
+        if isinstance(one, (After, Settle)):
+            program.append(one._replace(number=numbers[one.number]))
+        elif not isinstance(one, int):
+            program.append(one)
+        elif one in numbers:
+            program.append(Mark(works[one].lane, numbers[one]))
+    return program
 
 
 def synchronisations(layout: Layout) -> int:

@@ -1,1 +1,5 @@
 """Ways to carry a layout's transfers between ranks."""
+
+STAGED, DIRECT = "staged", "direct"
+TRANSPORTS = (STAGED, DIRECT)
+"""How messages between GPUs can go: through pinned memory of the host, or from GPU memory that MPI is handed."""

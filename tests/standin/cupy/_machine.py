@@ -3,6 +3,8 @@
 Stricter than a GPU: the host cannot touch device memory (its pages are not readable nor writable, so whoever tries
 ends with a segmentation fault), work begins only when something waits for it, and copies beside work need pinned
 memory of the host. `machine.eager` lets streams made from then on begin at once what they can: the other extreme.
+STANDIN_CUDA_AWARE=1, or `machine.unlocked` for memory made from then on, lets the host touch it, so that any MPI is one
+that knows of GPUs; it still reads stale data where nothing waited for the work that was queued.
 """
 
 import ctypes
@@ -29,7 +31,16 @@ class OutOfMemoryError(MemoryError):
     pass
 
 
-class Allocation:
+class Pages:
+    """Memory that the host cannot touch unless the machine was `unlocked` when it was made."""
+
+    def lock(self):
+        self.locked = not machine.unlocked
+        if self.locked:
+            _protect(self.ptr, self.size, NONE)
+
+
+class Allocation(Pages):
     """Pages that the host cannot touch, as CuPy's memory objects are: `ptr` and `size`."""
 
     exportable = True
@@ -44,12 +55,12 @@ class Allocation:
         self.memory = (ctypes.c_ubyte * max(1, nbytes)).from_buffer(self.pages)
         self.ptr = ctypes.addressof(self.memory)
         ctypes.memset(self.ptr, 0xEE, nbytes)
-        _protect(self.ptr, nbytes, NONE)
+        self.lock()
         weakref.finalize(self, machine.give_back, nbytes, self.file)
         machine.allocations[self.ptr] = self
 
 
-class Opened:
+class Opened(Pages):
     """An allocation of another process: its pages, as far from the host's reach as the own ones."""
 
     exportable = False
@@ -60,7 +71,7 @@ class Opened:
             self.pages = mmap.mmap(pages.fileno(), max(1, nbytes))
         self.memory = (ctypes.c_ubyte * max(1, nbytes)).from_buffer(self.pages)
         self.ptr = ctypes.addressof(self.memory)
-        _protect(self.ptr, nbytes, NONE)
+        self.lock()
         machine.allocations[self.ptr] = self
 
 
@@ -72,12 +83,13 @@ def _protect(address, nbytes, how):
 @contextmanager
 def unlocked(*allocations):
     """Let the stand-in touch these allocations."""
-    for one in allocations:
+    locked = [one for one in allocations if one.locked]
+    for one in locked:
         _protect(one.ptr, one.size, READ_WRITE)
     try:
         yield
     finally:
-        for one in allocations:
+        for one in locked:
             _protect(one.ptr, one.size, NONE)
 
 
@@ -184,6 +196,7 @@ class Machine:
         self.used_nbytes = 0
         self.device = 0
         self.eager = False
+        self.unlocked = os.environ.get("STANDIN_CUDA_AWARE") == "1"
         self.counts = Counter()
         self.kept = {}  # what CUDA's own calls allocated or opened, by address
         self.numbers = iter(range(0x1000, 1 << 30, 16))
