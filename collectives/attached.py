@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
+from collectives.communicators import Communicators
 from collectives.ipc import GpuMemory
 from collectives.shared import SharedMemory
 from collectives.transports.message import WINDOW
@@ -46,6 +47,7 @@ class Attached:
     forcing: Freed | None = None  # see collectives.forcing
     window: SharedMemory | None = None
     gpu_window: GpuMemory | None = None
+    nccl_communicators: Communicators | None = None
 
     @property
     def shared(self) -> SharedMemory:
@@ -60,6 +62,13 @@ class Attached:
         if self.gpu_window is None:
             self.gpu_window = GpuMemory(self.shared)
         return self.gpu_window
+
+    @property
+    def nccl(self) -> Communicators:
+        """NCCL's communicators of its ranks."""
+        if self.nccl_communicators is None:
+            self.nccl_communicators = Communicators(self.comm)
+        return self.nccl_communicators
 
     def next_first_tag(self) -> int:
         """Return the first tag of the next plan. Plans are made by all ranks in the same order, so all agree."""
@@ -114,6 +123,8 @@ def _keyval() -> int:
             for requests, _ in attached.unfinished:
                 for request in requests:
                     request.Free()
+            if attached.nccl_communicators is not None:
+                attached.nccl_communicators.free()
             if attached.gpu_window is not None:
                 attached.gpu_window.free()
             if attached.window is not None:  # only now that nothing is under way from memory in it

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives import buffers, devices
+from collectives import buffers, devices, nccl
 from collectives.attached import Attached, CallablePlan, already_attached_to, attached_to
 from collectives.bind import Bound, bind
 from collectives.choices import is_forced
@@ -25,7 +25,7 @@ from collectives.regions import RECV, SEND
 from collectives.registry import Algorithm, Nodes, Primitive, UnknownNameError, nodes_of
 from collectives.settling import settle
 from collectives.staging import stage
-from collectives.transports import DIRECT, STAGED, TRANSPORTS
+from collectives.transports import DIRECT, NCCL, STAGED, TRANSPORTS
 from collectives.transports.direct import DirectPlan
 from collectives.transports.gpu_window import GpuWindowTransport
 from collectives.transports.staged import Streams
@@ -62,7 +62,8 @@ def make(
         arrays: send and receive buffer (broadcast: the one buffer; barrier: none), flat or of any contiguous shape;
             None where a rank has none; `MPI.IN_PLACE` as MPI has it.
         algorithm: ``native``, ``native_persistent``, one of the library's own (``native:ring``, see
-            `collectives.forcing`), or an algorithm's name with parameters (``chain:segments=8``).
+            `collectives.forcing`), NCCL (``nccl``, see `collectives.nccl`), or an algorithm's name with parameters
+            (``chain:segments=8``).
         op: the name of one of `operations.OPERATIONS`, or an `Operation` of your own.
         root: of the rooted primitives.
         count: elements of the whole vector, where a rank cannot tell from its own block (uneven gather, scatter).
@@ -90,6 +91,8 @@ def make(
             raise NotApplicable(unmet)
         return _make_native(comm, bound, operation, str(algorithm), transport)
     attached = attached_to(comm)
+    if algorithm in NCCL:
+        return nccl.make(attached, bound, operation, str(algorithm))
     chosen = primitive.find(algorithm)
     if ppn is not None:
         nodes = nodes_of(bound.problem.nranks, ppn)
@@ -310,7 +313,7 @@ def call(
 
     The arguments are those of `make`.
     """
-    if algorithm in NATIVE or is_forced(algorithm):
+    if algorithm in (*NATIVE, *NCCL) or is_forced(algorithm):
         how: dict[str, Any] = {"op": op, "root": root, "count": count, "counts": counts, "transport": transport}
         with make(primitive, comm, *arrays, algorithm=algorithm, **how) as once:
             once()
