@@ -11,11 +11,12 @@ from typing import Any
 from bench.check import Checked
 from bench.library import NOTHING, OwnAlgorithms
 from bench.options import Options
-from bench.rows import is_forced
+from bench.rows import is_forced, is_nccl
 from bench.timing import seconds_of
 from bench.usage import UsageError
 from collectives.buffers import Arena
 from collectives.registry import Nodes, Primitive, Problem, UnknownNameError, nodes_of
+from collectives.transports import DIRECT, STAGED
 
 NATIVE = "native"
 OUT_OF_MEMORY = "out of memory"
@@ -23,6 +24,7 @@ LARGE_NBYTES = 4 << 20
 MOST_VECTORS = 5
 """How many vectors of scratch a contender may want unasked, where these are large."""
 NATIVE_FORMS = (NATIVE, "native_persistent")
+NCCL = "nccl"
 ALL = "all"  # what competes unless algorithms are named
 
 
@@ -78,6 +80,8 @@ def labels(primitive: Primitive, options: Options, nnodes: int = 1, own: OwnAlgo
     how = {"accumulate": options.accumulate} if options.accumulate and primitive.combines else {}
     by_hand = [one for one in primitive.algorithms.values() if nnodes > 1 or not one.takes_nodes]
     everything = [*NATIVE_FORMS, *(one.with_parameters(how).label for one in by_hand)]
+    if options.device == "cuda" and not primitive.synchronises:
+        everything.insert(len(NATIVE_FORMS), NCCL)
     if not options.algorithms:
         return everything
     chosen = [NATIVE]
@@ -87,7 +91,7 @@ def labels(primitive: Primitive, options: Options, nnodes: int = 1, own: OwnAlgo
             chosen.extend(everything)
         elif is_forced(specification):
             chosen.extend(own.labels(primitive, specification))
-        elif name in NATIVE_FORMS:
+        elif name in NATIVE_FORMS or is_nccl(specification):
             chosen.append(specification)
         elif name in primitive.algorithms:
             try:
@@ -105,12 +109,13 @@ def make_ready(
     start: Callable[[], Any],
     ppn: int | None = None,
     anywhere: Callable[[str], str] = str,
+    transport_of: Callable[[str], str] = str,
 ) -> list[Contender]:
     """Return the contenders with their plans made, one for each set of buffers; each behind `start`.
 
     Ranks that share CPUs and do not meet before a plan would count the turns of the others as time to make it. A
     precondition is unmet on all ranks alike, but memory may lack on one alone: `anywhere` tells all of the reason.
-    `ppn`: so many ranks make a pretended node.
+    `ppn`: so many ranks make a pretended node. `transport_of`: how a contender moves data between GPUs.
     """
     from collectives.plan import NotApplicable
     from collectives.shared import SharedMemoryError
@@ -121,7 +126,9 @@ def make_ready(
             start()
             lacking = ""
             try:
-                plan, seconds = seconds_of(partial(_plan, contender.label, comm, checked, arena, ppn))
+                plan, seconds = seconds_of(
+                    partial(_plan, contender.label, comm, checked, arena, ppn, transport_of(contender.label))
+                )
                 contender.plan_seconds = contender.plan_seconds or seconds
                 contender.plans.append(plan)
             except (NotApplicable, SharedMemoryError, UnknownNameError) as reason:
@@ -163,7 +170,7 @@ def agree(comm: Any, contenders: Sequence[Contender]) -> None:
             one.free()
 
 
-def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None) -> Any:
+def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None, transport: str) -> Any:
     problem = checked.problem
     return problem.primitive.plan(
         comm,
@@ -175,4 +182,5 @@ def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None)
         counts=problem.counts,
         scratch=arena,
         ppn=ppn,
+        transport=DIRECT if transport == DIRECT else STAGED,
     )

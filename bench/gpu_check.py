@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import gpus
-from bench.probes import probe
+from bench.probes import NCCL_SECONDS, probe
 from bench.targets import EIGHT, Figure, Sweeper, best
 from bench.usage import UsageError
+from collectives.communicators import ALLOW_SHARING, unavailable
 
 PART_SECONDS = 180
 NRANKS = (1, 2, 4, 8)
@@ -62,7 +63,7 @@ class Report:
 
 
 def ipc(report: Report) -> None:
-    """Say what ranks can do with each other's GPU memory, and MPI with any. Neither is needed: it is only told."""
+    """Say what ranks can do with each other's GPU memory, and MPI and NCCL with any: it is told, and not needed."""
     why = probe(report.mpirun, "ipc")
     report.say("ipc", f"CUDA IPC between two ranks: {why or 'works'}")
     report.note("ipc", {"ipc": why or "works"})
@@ -70,6 +71,10 @@ def ipc(report: Report) -> None:
         why = probe(report.mpirun, "direct", primitive)
         report.say("ipc", f"{primitive} on GPU memory handed to MPI: {why or 'works'}")
         report.note("ipc", {"direct": primitive, "found": why or "works"})
+    allowed = dict([ALLOW_SHARING]) | dict(os.environ)  # the two may have one GPU, which a user may forbid
+    why = unavailable() or probe(report.mpirun, "nccl", limit=NCCL_SECONDS, environ=allowed)
+    report.say("ipc", f"NCCL between two ranks: {why or 'works'}")
+    report.note("ipc", {"nccl": why or "works"})
 
 
 def figures(report: Report) -> None:
@@ -95,7 +100,7 @@ def _staged(report: Report, nranks: int, ceiling: dict[str, float]) -> Iterator[
     sweeper, nbytes = Sweeper(report.mpirun, False), str(report.nbytes)
     words = ["allreduce", "-a", "native,ring,rabenseifner,spread", "-b", nbytes, "-e", nbytes]
     words += ["-n", "15", "--max-seconds", "8"]
-    rows = sweeper.rows(nranks, *words, "--device", "cuda")
+    rows = sweeper.rows(nranks, *words, "--device", "cuda", "--transport", "staged")
     row = next(iter(best(rows).values()), None)
     if row is None:
         reasons = ", ".join(dict.fromkeys(one["reason"] for one in rows if one["reason"]))

@@ -18,7 +18,6 @@ from collectives.gpu import Gpu, Unusable, find
 
 if TYPE_CHECKING:
     from bench.job import Job
-    from collectives.registry import Problem
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """What the NVIDIA driver makes on Linux, and on Windows' Linux: without either there is no GPU to look for."""
@@ -63,12 +62,6 @@ def check_transport(transport: str, gpu: Gpu | None) -> None:
     """Raise UsageError where data cannot be moved in that way."""
     if gpu is None and transport != "auto":
         raise UsageError("--transport", transport, "buffers lie on the host: leave it out", "cannot use")
-
-
-def transport_of(problem: Problem, label: str, messages: str) -> str:
-    """Return how a contender moves data: on memory that ranks share, or by `messages` as they are called there."""
-    algorithm = problem.primitive.algorithms.get(label.partition(":")[0])
-    return "window" if algorithm is not None and algorithm.shares_memory(problem) else messages
 
 
 def release() -> None:

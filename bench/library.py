@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.rows import is_forced
+from bench.rows import is_forced, is_nccl
 from bench.usage import UsageError
 from collectives.registry import Primitive
 
@@ -84,6 +84,8 @@ def own_algorithms(words: Iterable[str]) -> OwnAlgorithms:
 
 def told(label: str, plans: Sequence[Any]) -> dict[str, Any]:
     """Return the columns of a row that say what the library ran and what shows it. All ranks; it may take seconds."""
+    if is_nccl(label):
+        return _told_of_nccl(label, plans)
     if not is_forced(label):
         return {}
     if not plans:
@@ -97,3 +99,12 @@ def told(label: str, plans: Sequence[Any]) -> dict[str, Any]:
         "forced_with": plan.settings,
         "counterpart": plan.counterpart or "",
     }
+
+
+def _told_of_nccl(label: str, plans: Sequence[Any]) -> dict[str, Any]:
+    found = {"form": plans[0].form} if plans else {}
+    algorithm = label.partition(":")[2]
+    if algorithm:
+        told = {"proved": False, "evidence": "NCCL does not tell what it ran", "forced_with": f"NCCL_ALGO={algorithm}"}
+        found |= told
+    return found

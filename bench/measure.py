@@ -28,6 +28,7 @@ from bench.rows import Row, is_forced
 from bench.samples import Samples
 from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
+from bench.ways import Ways
 from collectives import Arena, barrier, devices, release
 from collectives.operations import dtype_of
 from collectives.shared import SharedMemoryError
@@ -40,11 +41,19 @@ class Measuring:
     """What stays the same from point to point. Rank 0 has the samples, and makes the rows."""
 
     def __init__(
-        self, job: Job, launch: Launch, options: Options, run: str, seed: int, gpu: gpus.Gpu | None = None
+        self,
+        job: Job,
+        launch: Launch,
+        options: Options,
+        run: str,
+        seed: int,
+        gpu: gpus.Gpu | None = None,
+        ways: Ways | None = None,
     ) -> None:
         from mpi4py import MPI
 
         self.job, self.options, self.seed, self.gpu = job, options, seed, gpu
+        self.ways = ways or Ways(options.transport, gpu is not None)
         self.guard = Guard(job.rank, options.hang_seconds)
         self.guard.note = self._missing
         self.guard.at("starting")
@@ -117,14 +126,14 @@ class Measuring:
     def _skipped(self, point: Point, names: Sequence[str], reason: str) -> list[Row]:
         return self._rows(point, [Contender(name, reason=reason) for name in names])
 
+    def _way(self, point: Point, name: str) -> tuple[str, str]:
+        """Return how a contender moves data at `point`, and why it is skipped; an empty text if it is not."""
+        return self.ways.of(point.problem(self.group.nranks), name, point.nbytes)
+
     def _of_other_transports(self, point: Point, names: Sequence[str]) -> list[Contender]:
-        """Return, as skipped, the contenders that move data in another way than was asked for; not the baseline."""
-        wanted = self.options.transport
-        if self.gpu is None or wanted == "auto":
-            return []
-        problem = point.problem(self.group.nranks)
-        ways = {name: gpus.transport_of(problem, name, "staged") for name in names if name != NATIVE}
-        return [Contender(name, reason=f"its transport is {way}") for name, way in ways.items() if way != wanted]
+        """Return, as skipped, the contenders that do not, or cannot, move data in the way that was asked for."""
+        refusals = {name: self._way(point, name)[1] for name in names}
+        return [Contender(name, reason=reason) for name, reason in refusals.items() if reason]
 
     def _greedy(self, point: Point, names: Sequence[str]) -> list[Contender]:
         """Return, as skipped, the contenders that want too much memory for what nobody asked for by name."""
@@ -137,6 +146,8 @@ class Measuring:
     def _measured(self, point: Point, names: Sequence[str], keep: Any) -> list[Row]:
         others = [*self._of_other_transports(point, names), *self._greedy(point, names)]
         names = [name for name in names if name not in {one.label for one in others}]
+        if not names:
+            return self._rows(point, others)
         lacking = ""
         try:
             sets, contenders = self._made_ready(point, names)
@@ -189,7 +200,9 @@ class Measuring:
         sets = self._buffer_sets(point)
         start = group.comm.Barrier if group.words else self.barrier
         anywhere = str if group.words else self.job.reason
-        contenders = make_ready(names, group.comm, sets, Arena(), start, self.options.ppn, anywhere)
+        ways = {name: self._way(point, name)[0] for name in names}
+        ppn = self.options.ppn
+        contenders = make_ready(names, group.comm, sets, Arena(), start, ppn, anywhere, ways.__getitem__)
         if group.words:
             agree(self.job.comm, contenders)
         return sets, contenders
@@ -416,10 +429,9 @@ class Measuring:
             "shared_gpu": self.shares_gpu,
             "floor": floor,
         }
-        problem, known = point.problem(self.group.nranks), costs or {}
-        messages = "message" if self.gpu is None else "staged"
-        ways = {one.label: {"transport": gpus.transport_of(problem, one.label, messages)} for one in contenders}
-        costs = {label: {**known.get(label, {}), **way} for label, way in ways.items()}
+        known = costs or {}
+        ways = {one.label: self._way(point, one.label)[0] for one in contenders}
+        costs = {label: {**known.get(label, {}), "transport": way} for label, way in ways.items()}
         settings = self.settings if load is None else {**self.settings, "other_load": load}
         return summary.rows(point, contenders, samples or {}, costs, settings, circumstances, self.seed)
 

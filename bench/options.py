@@ -16,7 +16,7 @@ from typing import Literal, NoReturn
 from bench import __version__, strategy_options
 from bench.groups import Split, parse_groups
 from bench.library import name_of
-from bench.rows import is_forced
+from bench.rows import is_forced, is_nccl
 from bench.sizes import geometric, parse_size
 from bench.strategy_options import SHORT, StrategyOptions
 from bench.usage import UsageError
@@ -30,7 +30,7 @@ DEFAULT = (
 )
 """What is swept unless primitives are named; `all` names every one."""
 DEVICES = ("auto", "cpu", "cuda")
-TRANSPORTS = ("auto", "staged", "window")
+TRANSPORTS = ("auto", "staged", "direct", "window")
 CADENCES = ("isolated", "streaming")
 SYNCS = ("barrier", "deadline")
 MEMORIES = ("plain", "registered", "shared")
@@ -297,7 +297,7 @@ def _algorithms(text: str, contenders: Collection[str]) -> tuple[str, ...]:
     forced = [name_of(one) for one in specifications if is_forced(one)]
     if own:  # where the library cannot be told what to run, what is asked of it is left out, with a note
         _known(forced, "--algorithm", "algorithm", own)
-    by_hand = [one.partition(":")[0] for one in specifications if not is_forced(one)]
+    by_hand = [one if is_nccl(one) else one.partition(":")[0] for one in specifications if not is_forced(one)]
     _known(by_hand, "--algorithm", "algorithm", [*(one for one in contenders if not is_forced(one)), "all"])
     return tuple(dict.fromkeys(each for one in specifications for each in _alternatives(one)))
 
@@ -351,7 +351,8 @@ def _parser() -> _Parser:
     )
     names = (
         "contenders, with parameters as in chain:segments=16; native, the baseline, is measured in any case; "
-        "native:ring, native:all: the library's own (python -m bench.native lists them), and ours of the same name"
+        "native:ring, native:all: the library's own (python -m bench.native lists them), and ours of the same name; "
+        "on GPUs nccl, nccl:ring, nccl:tree"
     )
     valued(what, "-a --algorithm", "NAME,...", "", names)
     valued(what, "-d --dtype", "TYPE,...", "float32", ", ".join(DTYPES))
@@ -369,7 +370,7 @@ def _parser() -> _Parser:
     )
     valued(what, "--in-place", "CHOICE", "no", "whether input and output share a buffer: no, yes or both")
     valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")
-    ways = "between GPUs: staged through the host, window on peers' memory, or auto for both"
+    ways = "between GPUs: staged through the host, direct from GPU memory, window on peers', or auto for what works"
     valued(what, "--transport", "NAME", "auto", ways)
     memories = "plain arrays, registered ones (collectives.alloc), or shared: registered, one result for all of a node"
     valued(what, "--memory", "NAME,...", "plain", memories)

@@ -1,6 +1,7 @@
 """What this GPU, its driver and the MPI can do, found out by doing it, in processes of their own since it may crash.
 
-`mpirun -n 2 python -m bench.probes ipc|direct [PRIMITIVE]` tries one thing and prints "moved" if it was seen to work.
+`mpirun -n 2 python -m bench.probes WHAT` tries one thing and prints "moved" if it was seen to work. WHAT is `ipc`,
+`direct PRIMITIVE [CONTENDER [NBYTES]]` for GPU memory handed to MPI, or `nccl`, which may want more ranks.
 """
 
 from __future__ import annotations
@@ -8,30 +9,56 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 LIMIT_SECONDS = 20.0
+NCCL_SECONDS = 60.0
+"""How long NCCL may take: on GPUs that ranks share it can hang."""
+MERCY_SECONDS = 5.0
+"""How long a launcher that is told to end may take to end its ranks."""
 NBYTES = (8, 1 << 20)
 """Sizes that MPI libraries move in different ways."""
 
 MOVED = "moved"
 
 
-def probe(mpirun: str, *words: str, limit: float = LIMIT_SECONDS) -> str:
-    """Try something with 2 ranks in a child process; return an empty text if it works, else how it did not."""
-    command = [mpirun, "-n", "2", sys.executable, "-m", "bench.probes", *words]
+def probe(
+    mpirun: str,
+    *words: str,
+    nranks: int = 2,
+    limit: float = LIMIT_SECONDS,
+    environ: Mapping[str, str] | None = None,
+) -> str:
+    """Try something in child processes; return an empty text if it works, else how it did not."""
+    command = [mpirun, "-n", str(nranks), sys.executable, "-m", "bench.probes", *words]
+    environ = os.environ if environ is None else environ
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=os.environ)
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    except OSError as error:
+        return f"{mpirun} cannot be started: {error.strerror}"
+    try:
+        out, err = child.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
+        _end(child)
         return f"did not end within {limit:g} s"
-    if ended.returncode == 0 and MOVED in ended.stdout.split():
+    if child.returncode == 0 and MOVED in out.split():
         return ""
-    lines = [line for line in (ended.stderr or ended.stdout).splitlines() if line.strip()]
+    lines = [line for line in (err or out).splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if "rror" in line or "ignal" in line), lines[-1] if lines else "")
-    return f"ended with status {ended.returncode}: {told.strip()[:160]}"
+    return f"ended with status {child.returncode}: {told.strip()[:160]}"
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End a launcher that did not end, and let it end its ranks."""
+    child.terminate()
+    try:
+        child.communicate(timeout=MERCY_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,7 +80,7 @@ def _tried(words: Sequence[str]) -> int:
 
     job = Job(MPI.COMM_WORLD)
     choose(job, "cuda")
-    tries = {"ipc": lambda: _ipc(job), "direct": lambda: _direct(job, words[1])}
+    tries = {"ipc": lambda: _ipc(job), "direct": lambda: _direct(job, *words[1:]), "nccl": lambda: _nccl(job)}
     right = tries[words[0]]()
     everywhere = not job.total(np.array([not right], np.int64))[0]
     if job.leads:
@@ -89,25 +116,35 @@ def _ipc(job: Any, count: int = 1 << 16) -> bool:
     return bool((seen == np.arange(count) + peer).all() and (back == 100 + writer).all())
 
 
-def _direct(job: Any, primitive: str) -> bool:
-    """Hand GPU memory to the library's own call; return whether all results are right for each size."""
-    from bench.check import Checked, on_gpu
-    from collectives import PRIMITIVES, devices
-    from collectives.bind import bind
-    from collectives.native import NativePlan
-    from collectives.operations import find_operation
+def _direct(job: Any, primitive: str, contender: str = "native", nbytes: str = "") -> bool:
+    """Hand GPU memory to MPI in a contender's call; return whether all results are right."""
+    return all(_right(job, primitive, contender, one, "direct") for one in ([int(nbytes)] if nbytes else NBYTES))
 
-    chosen, right = PRIMITIVES[primitive], True
-    for nbytes in NBYTES:
-        problem = chosen.problem(job.nranks, max(job.nranks, nbytes // 4))
-        checked = Checked(problem, job.rank, "float32", "sum", on_gpu, on_gpu)
-        bound = bind(chosen, job.comm, checked.arrays, 0, problem.count, None)
-        with NativePlan(job.comm, bound, find_operation("sum"), False) as plan:
-            checked.reset()
-            devices.synchronise()  # MPI knows nothing of streams
-            plan()
-        right = right and not checked.wrong()
-    return right
+
+def _nccl(job: Any) -> bool:
+    """Let NCCL carry out a collective of its own, and grouped sends and receives; return whether the results are right.
+
+    Raises:
+        NotApplicable: it is missing, or refuses these ranks on these GPUs.
+
+    """
+    return all(
+        _right(job, primitive, "nccl", nbytes, "staged") for primitive in ("allreduce", "alltoall") for nbytes in NBYTES
+    )
+
+
+def _right(job: Any, primitive: str, contender: str, nbytes: int, transport: str) -> bool:
+    from bench.check import Checked, on_gpu
+    from collectives import PRIMITIVES
+
+    chosen = PRIMITIVES[primitive]
+    problem = chosen.problem(job.nranks, max(1, nbytes // 4 // job.nranks) * job.nranks)
+    checked = Checked(problem, job.rank, "float32", "sum", on_gpu, on_gpu)
+    how = {"algorithm": contender, "count": problem.count, "transport": transport}
+    with chosen.plan(job.comm, *checked.arrays, **how) as plan:
+        checked.reset()  # which leaves work in the stream
+        plan()
+        return not checked.wrong()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ SCHEMA = 3
 # 1: the first, up to `reason`.
 # 2: how samples were taken (`cadence` to `cache`), the first call, intervals, skew, stragglers, verdict, cautions.
 # 3: nodes (`between_nbytes_max`, `ppn`), GPUs (`ranks_per_gpu`), the library's own algorithms (`requested` to
-# `native_guess`).
+# `native_guess`), NCCL (`form`).
 
 ROWS_FILE = "rows.csv"
 RUN_FILE = "run.json"
@@ -107,6 +107,7 @@ class Row:
     forced_with: str = ""  # the variables that were set, layers above put out of the way among them
     counterpart: str = ""  # our own implementation of the same algorithm
     native_guess: str = ""  # what native most likely ran
+    form: str = ""  # of NCCL: a collective of its own, or grouped sends and receives
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
@@ -137,6 +138,11 @@ REQUIRED = COLUMNS[: COLUMNS.index("reason") + 1]  # later columns are not, so t
 def is_forced(algorithm: str) -> bool:
     """Say whether a contender is one of the library's own algorithms, which it was told to run."""
     return algorithm.startswith("native:")
+
+
+def is_nccl(algorithm: str) -> bool:
+    """Say whether a contender is NCCL."""
+    return algorithm.partition(":")[0] == "nccl"
 
 
 def is_handwritten(algorithm: str) -> bool:

@@ -58,12 +58,14 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
     from bench.resume import Earlier, earlier, made_with
     from bench.strategy_options import trainings
     from bench.strategy_sweep import rows
+    from bench.ways import find_ways
     from collectives import PRIMITIVES
+    from collectives.transports import NCCL
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
     job = Job(MPI.COMM_WORLD)
     own = own_algorithms(argv)
-    known = {name: [*NATIVE_FORMS, *one.algorithms, *own.names(one)] for name, one in PRIMITIVES.items()}
+    known = {name: [*NATIVE_FORMS, *NCCL, *one.algorithms, *own.names(one)] for name, one in PRIMITIVES.items()}
     options = parse_or_exit(argv, job.rank, job.nranks, known)
     if options.show == "list":
         if job.leads:
@@ -99,8 +101,9 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
             if one.level != "ok" and not options.quiet:
                 print(f"note: {host}: {one}", file=sys.stderr, flush=True)
     statuses = before.statuses
+    ways = find_ways(job, options, gpu, contenders)
     gc.freeze()  # what was loaded so far is never garbage, so collecting before each point need not look at it
-    measuring = Measuring(job, launch, options, folder.name, SEED, gpu)
+    measuring = Measuring(job, launch, options, folder.name, SEED, gpu, ways)
     known_facts = {"made_with": wanted, **facts(job, launch, measuring, built)}
     known_facts["preflight"] = {host: told(about) for host, about in found.items()}
     if before.facts:
@@ -175,6 +178,7 @@ def facts(job: Job, launch: Launch, measuring: Measuring, built: Built) -> dict[
         "hosts": [host for host in hosts or [] if host],
         "ranks": ranks,
         "gpus": None if gpu is None else found,
+        **measuring.ways.facts(),
         "software": machine.software_facts(),
         **machine.run_facts(),
     }

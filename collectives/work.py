@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from collectives import buffers
+from collectives import buffers, devices
 from collectives.bind import Bound
 from collectives.plan import Plan
 
@@ -43,6 +43,8 @@ class WorkPlan(Plan):
         results = recv is not None and primitive.outputs(problem, bound.rank, 1)
         self._into = buffers.copiers(into)
         self._from = buffers.copiers([(bound.recv, recv)] if results else [])
+        if self._from and buffers.is_device(recv):
+            self._from.append(devices.synchronise)  # a call ends complete
         self._under_way = False
 
     def __call__(self) -> None:

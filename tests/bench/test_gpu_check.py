@@ -1,6 +1,7 @@
 """The check of a machine's GPU, on the stand-in, and without any."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bench.gpu_check import PARTS, Report
 from bench.probes import probe
 
 STANDIN = str(Path(__file__).parents[1] / "standin")
+ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 pytestmark = pytest.mark.launch
 
@@ -31,9 +33,10 @@ def test_probes_see_what_works_and_survive_what_crashes(alone, mpirun, tmp_path)
     assert ended.status == 0, ended.err
     lines = (tmp_path / "gpu-stand-in" / "ipc.txt").read_text().splitlines()
     assert lines[0] == "CUDA IPC between two ranks: works"
-    assert len(lines) == 9
+    assert len(lines) == 10
     # The stand-in's memory faults when MPI touches it, as a GPU's does under an MPI that knows nothing of GPUs.
-    assert all("handed to MPI: ended with status" in line for line in lines[1:])
+    assert all("handed to MPI: ended with status" in line for line in lines[1:9])
+    assert lines[9] == "NCCL between two ranks: works"
     assert (tmp_path / "gpu-stand-in.tar").exists()
     assert json.loads((tmp_path / "gpu-stand-in" / "gpu.json").read_text())["name"] == "stand-in"
 
@@ -67,3 +70,13 @@ def test_a_probe_that_does_not_end_is_ended(tmp_path):
     sleeper.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
     sleeper.chmod(0o755)
     assert probe(str(sleeper), "ipc", limit=0.5) == "did not end within 0.5 s"
+
+
+def test_an_nccl_that_hangs_is_told(mpirun):
+    environ = {**os.environ, **ALLOWED, "PYTHONPATH": STANDIN, "STANDIN_NCCL": "hangs", "STANDIN_GPUS": "2"}
+    assert probe(mpirun, "nccl", limit=8, environ=environ) == "did not end within 8 s"
+    assert probe(mpirun, "nccl", limit=30, environ={**environ, "STANDIN_NCCL": ""}) == ""
+
+
+def test_a_launcher_that_is_not_there_is_told():
+    assert probe("/nowhere/mpirun", "ipc") == "/nowhere/mpirun cannot be started: No such file or directory"

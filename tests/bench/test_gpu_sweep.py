@@ -248,8 +248,92 @@ def test_a_transport_that_is_asked_for_leaves_others_out_but_the_baseline(launch
     assert told["ring"] == ("skipped", "staged", "its transport is staged")
 
 
+@pytest.mark.launch
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_gpu_memory_is_handed_to_an_mpi_that_was_seen_to_take_it(launch, tmp_path, nranks):
+    words = ("allreduce", "-a", "ring", "-b", "64", "-e", "64K", "-f", "1024", "-o", tmp_path / "run")
+    result = on_standin(launch, nranks, *words, STANDIN_CUDA_AWARE="1")
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    assert {(row["algorithm"], row["transport"], row["status"]) for row in rows} == {
+        ("native", "direct", "ok"),
+        ("ring", "direct", "ok"),
+    }
+    assert all(row["wrong"] == 0 for row in rows)
+    facts = read_run(tmp_path / "run")["gpu_memory_for_mpi"]
+    assert facts["says_it_takes_it"] is False  # these libraries were built without CUDA, and the stand-in has none
+    assert set(facts["tried"].values()) == {"works"}
+    assert len(facts["tried"]) == 4
+
+
+@pytest.mark.launch
+def test_an_mpi_that_was_not_seen_to_take_gpu_memory_is_not_given_any(launch, tmp_path):
+    words = ("allreduce", "-a", "ring", "-b", "64", "-e", "64")
+    named = on_standin(launch, 2, *words, "--transport", "direct", "-o", tmp_path / "named")
+    assert named.status == 0, named.err
+    rows, _ = read_rows(tmp_path / "named" / ROWS_FILE)
+    assert [(row["algorithm"], row["transport"], row["status"]) for row in rows] == [
+        ("native", "direct", "skipped"),
+        ("ring", "direct", "skipped"),
+    ]
+    assert all(row["reason"].startswith("MPI was not seen to take GPU memory: ") for row in rows)
+    auto = on_standin(launch, 2, *words, "-o", tmp_path / "auto")
+    assert auto.status == 0, auto.err
+    rows, _ = read_rows(tmp_path / "auto" / ROWS_FILE)
+    assert {(row["transport"], row["status"]) for row in rows} == {("staged", "ok")}
+    tried = read_run(tmp_path / "auto")["gpu_memory_for_mpi"]["tried"]
+    assert "ended with status" in tried["sendrecv_exchange direct of 8 bytes"]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("nranks", [1, 2, 4])
+def test_nccl_competes_where_every_rank_has_a_gpu(launch, tmp_path, nranks):
+    words = ("allreduce", "alltoall", "scan", "-a", "nccl,nccl:tree", "-b", "256", "-e", "256", "-d", "int32,int16")
+    more = {"STANDIN_GPUS": str(nranks)}
+    result = on_standin(launch, nranks, *words, "-o", tmp_path / "run", **more)
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    told = {(row["primitive"], row["algorithm"], row["dtype"]): row for row in rows if row["algorithm"] != "native"}
+    assert {row["transport"] for row in told.values()} == {"nccl"}
+    own, grouped = told["allreduce", "nccl", "int32"], told["alltoall", "nccl", "int16"]
+    assert (own["status"], own["form"], own["wrong"]) == ("ok", "its own collective", 0)
+    assert (grouped["status"], grouped["form"], grouped["wrong"]) == ("ok", "grouped sends and receives", 0)
+    assert own["baseline"] == "native"
+    tree = told["allreduce", "nccl:tree", "int32"]
+    assert (tree["status"], tree["forced_with"], tree["proved"]) == ("ok", "NCCL_ALGO=tree", False)
+    assert "unproven" in tree["cautions"]
+    reasons = {key: row["reason"] for key, row in told.items() if row["status"] == "skipped"}
+    assert reasons["allreduce", "nccl", "int16"] == "NCCL does not combine int16"
+    assert reasons["scan", "nccl", "int32"] == "NCCL has no scan"
+    assert "in one way only" in reasons["alltoall", "nccl:tree", "int32"]
+    assert read_run(tmp_path / "run")["nccl"] == "allowed"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("environment", "status", "says"),
+    [
+        ({}, "ok", ""),
+        ({"STANDIN_NCCL": "missing"}, "skipped", "this CuPy has no NCCL: install nvidia-nccl-cu12 or -cu13"),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "0"}, "skipped", "ranks share a GPU, and NCCL ended with status"),
+    ],
+    ids=["allowed", "missing", "refused"],
+)
+def test_nccl_competes_on_a_gpu_that_ranks_share_only_if_it_was_seen_to_work(
+    launch, tmp_path, environment, status, says
+):
+    words = ("allreduce", "-a", "nccl", "-b", "64", "-e", "64", "-o", tmp_path / "run")
+    result = on_standin(launch, 2, *words, **environment)
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    (row,) = [row for row in rows if row["algorithm"] == "nccl"]
+    assert row["status"] == status
+    assert says in row["reason"]
+    assert row["ranks_per_gpu"] == 2
+
+
 def test_a_transport_between_gpus_is_refused_for_buffers_on_the_host():
-    for transport in ("auto", "staged", "window"):
+    for transport in ("auto", "staged", "direct", "window"):
         check_transport(transport, GPU)
     check_transport("auto", None)
     with pytest.raises(UsageError, match="'staged' for --transport"):

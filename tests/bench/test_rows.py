@@ -34,7 +34,7 @@ CONTRACT = """
     native_ratio_high thread_level oversubscribed wrong status reason
     cadence sync calls rotate footprint_nbytes cache first_call_us time_us_low time_us_high skew_us slowest_rank
     slowest_share retaken other_load native_p verdict cautions between_nbytes_max ppn ranks_per_gpu
-    requested proved evidence forced_with counterpart native_guess
+    requested proved evidence forced_with counterpart native_guess form
 """
 
 

@@ -138,6 +138,7 @@ def test_half_precision_is_accumulated_in_float32(comm, aware):
     n = comm.Get_size()
     send, recv = aware.asarray(np.full(100, 0.1, np.float16)), aware.zeros(100, np.float16)
     allreduce(comm, send, recv, algorithm="ring:accumulate=float32", transport="direct")
+    assert aware.machine.idle
     exact = np.float32(n) * np.float32(np.float16(0.1))
     assert (np.abs(recv.get().astype(np.float32) - exact) <= np.spacing(np.float16(exact))).all()
 

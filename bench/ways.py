@@ -1,0 +1,105 @@
+"""How contenders move data between GPUs: what was asked for, and what was seen to work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench import direct
+from bench.direct import NATIVE_FORMS, Evidence
+from bench.gpus import Gpu
+from bench.job import Job
+from bench.launch import find_mpirun, outside
+from bench.options import Options
+from bench.probes import NCCL_SECONDS, probe
+from bench.rows import is_nccl
+from collectives.communicators import ALLOW_SHARING, unavailable
+from collectives.registry import Problem
+
+
+class Ways:
+    """How each contender moves data, with buffers on GPUs or not.
+
+    `wanted` is one of `options.TRANSPORTS`. `nccl_refusal` says why NCCL is not to be tried, where it is not.
+    """
+
+    def __init__(
+        self, wanted: str = "auto", on_gpu: bool = False, evidence: Evidence | None = None, nccl_refusal: str = ""
+    ) -> None:
+        self.wanted, self.on_gpu, self.evidence, self.nccl_refusal = wanted, on_gpu, evidence, nccl_refusal
+
+    def of(self, problem: Problem, label: str, nbytes: int) -> tuple[str, str]:
+        """Return how a contender moves data, and why it is skipped; an empty text if it is not."""
+        if not self.on_gpu:
+            return "message", ""
+        if is_nccl(label):
+            return "nccl", self.nccl_refusal or self._unwanted("nccl")
+        primitive = problem.primitive
+        algorithm = primitive.algorithms.get(label.partition(":")[0])
+        if algorithm is not None and algorithm.shares_memory(problem):
+            return "window", self._unwanted("window")
+        if primitive.synchronises:
+            return "message", ""
+        if self.wanted in ("auto", "direct") and self.evidence is not None:
+            refusal = self.evidence.refusal(primitive.name, label, nbytes)
+            if self.wanted == "direct" or not refusal:
+                return "direct", refusal
+        # The baseline has no other way than this, so it is measured whatever was asked for.
+        return "staged", "" if label in NATIVE_FORMS[:1] else self._unwanted("staged")
+
+    def _unwanted(self, way: str) -> str:
+        return "" if self.wanted in ("auto", way) else f"its transport is {way}"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was found out, for run.json."""
+        found: dict[str, Any] = {} if self.evidence is None else {"gpu_memory_for_mpi": self.evidence.facts()}
+        return found | ({"nccl": self.nccl_refusal or "allowed"} if self.on_gpu else {})
+
+
+def find_ways(job: Job, options: Options, gpu: Gpu | None, contenders: Mapping[str, Sequence[str]]) -> Ways:
+    """Return how the contenders of each primitive move data, after trying what must be tried. All ranks together.
+
+    Rank 0 tries in child processes, while the others wait without using a CPU.
+    """
+    if gpu is None:
+        return Ways()
+    evidence, refusal = None, ""
+    if job.leads and options.transport in ("auto", "direct"):
+        evidence = _evidence(contenders)
+    shared = job.nranks > 1 and bool(job.comm.allreduce(int(gpu.ranks > 1)))
+    asked = any(is_nccl(name) for names in contenders.values() for name in names)
+    if job.leads and asked and shared and options.transport == "auto":
+        refusal = unavailable() or _try_sharing(job.local_nranks)
+    job.wait_idly()
+    evidence, refusal = job.comm.bcast((evidence, refusal), 0)
+    if asked and shared and not refusal:
+        os.environ.setdefault(*ALLOW_SHARING)  # before NCCL first looks
+    return Ways(options.transport, True, evidence, refusal)
+
+
+def _evidence(contenders: Mapping[str, Sequence[str]]) -> Evidence:
+    from collectives import PRIMITIVES
+
+    def hands_over(primitive: str, name: str) -> bool:
+        algorithm = PRIMITIVES[primitive].algorithms.get(name.partition(":")[0])
+        windowed = algorithm is not None and algorithm.shares_memory(PRIMITIVES[primitive].problem(2, 2))
+        return not windowed and not is_nccl(name)
+
+    wanted = {
+        primitive: [name for name in names if hands_over(primitive, name)]
+        for primitive, names in contenders.items()
+        if not PRIMITIVES[primitive].synchronises
+    }
+    said = direct.compiled_for_cuda(), direct.says_it_takes_it()
+    return direct.look(direct.cases(wanted), direct.attempt, *said)
+
+
+def _try_sharing(nranks: int) -> str:
+    """Return why NCCL is not to be used where ranks share GPUs, an empty text if it was seen to work."""
+    mpirun = find_mpirun()
+    if mpirun is None:
+        return "ranks share a GPU, and there is no mpirun to try NCCL with"
+    name, value = ALLOW_SHARING
+    why = probe(mpirun, "nccl", nranks=nranks, limit=NCCL_SECONDS, environ={name: value, **outside(os.environ)})
+    return f"ranks share a GPU, and NCCL {why}" if why else ""
