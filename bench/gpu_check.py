@@ -30,7 +30,7 @@ NRANKS = (1, 2, 4, 8)
 SHARING = (2, 4, 8)
 MIB = 1 << 20
 TESTS = (
-    *(f"tests/collectives/test_mpi_{name}.py" for name in ("devices", "gpu_windows", "streams")),
+    *(f"tests/collectives/test_mpi_{name}.py" for name in ("devices", "gpu_windows", "streams", "nccl")),
     "tests/strategies/test_mpi_devices.py",
 )
 

@@ -90,7 +90,7 @@ def told(label: str, plans: Sequence[Any]) -> dict[str, Any]:
         return {}
     if not plans:
         return {"requested": label}
-    plan = plans[0]
+    plan = plans[0].innermost
     return {
         "algorithm": plan.effective,
         "requested": plan.requested,

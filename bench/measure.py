@@ -262,7 +262,9 @@ class Measuring:
         order = np.argsort(self.job.follow(distances), kind="stable")
         self.guard.alive()
         if self.group.taking_part:
-            native[0].told = guess(self.group.comm, point, [rivals[place].plans[0].running for place in order])
+            native[0].told = guess(
+                self.group.comm, point, [rivals[place].plans[0].innermost.running for place in order]
+            )
 
     def _buffer_sets(self, point: Point) -> list[Checked]:
         group, problem = self.group, point.problem(self.group.nranks)

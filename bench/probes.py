@@ -9,16 +9,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
+
+from bench.preflight import SHM, stale_segments
 
 LIMIT_SECONDS = 20.0
 NCCL_SECONDS = 60.0
 """How long NCCL may take: on GPUs that ranks share it can hang."""
 MERCY_SECONDS = 5.0
 """How long a launcher that is told to end may take to end its ranks."""
+MAPPED_SECONDS = 0.2
+"""Within which a process has mapped a file that it made."""
 NBYTES = (8, 1 << 20)
 """Sizes that MPI libraries move in different ways."""
 
@@ -35,6 +41,7 @@ def probe(
     """Try something in child processes; return an empty text if it works, else how it did not."""
     command = [mpirun, "-n", str(nranks), sys.executable, "-m", "bench.probes", *words]
     environ = os.environ if environ is None else environ
+    before = segments()
     try:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
     except OSError as error:
@@ -43,9 +50,11 @@ def probe(
         out, err = child.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         _end(child)
+        tidy(before)
         return f"did not end within {limit:g} s"
     if child.returncode == 0 and MOVED in out.split():
         return ""
+    tidy(before)
     lines = [line for line in (err or out).splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if "rror" in line or "ignal" in line), lines[-1] if lines else "")
     return f"ended with status {child.returncode}: {told.strip()[:160]}"
@@ -59,6 +68,23 @@ def _end(child: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.communicate()
+
+
+def segments(shm: Path = SHM) -> set[Path]:
+    """Return the files of MPI in shared memory that no process has mapped."""
+    return set(stale_segments(shm, Path("/proc"), os.getuid()))
+
+
+def tidy(before: Collection[Path], shm: Path = SHM) -> None:
+    """Remove the shared memory that a crash has left: what was not there `before`, and what twice nobody has mapped.
+
+    Another job may just have made a file and not yet mapped it, hence twice.
+    """
+    left = segments(shm) - set(before)
+    if left:
+        sleep(MAPPED_SECONDS)
+        for path in left & segments(shm):
+            path.unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

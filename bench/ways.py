@@ -31,16 +31,14 @@ class Ways:
 
     def of(self, problem: Problem, label: str, nbytes: int) -> tuple[str, str]:
         """Return how a contender moves data, and why it is skipped; an empty text if it is not."""
-        if not self.on_gpu:
-            return "message", ""
-        if is_nccl(label):
-            return "nccl", self.nccl_refusal or self._unwanted("nccl")
         primitive = problem.primitive
         algorithm = primitive.algorithms.get(label.partition(":")[0])
         if algorithm is not None and algorithm.shares_memory(problem):
             return "window", self._unwanted("window")
-        if primitive.synchronises:
+        if not self.on_gpu or primitive.synchronises:
             return "message", ""
+        if is_nccl(label):
+            return "nccl", self.nccl_refusal or self._unwanted("nccl")
         if self.wanted in ("auto", "direct") and self.evidence is not None:
             refusal = self.evidence.refusal(primitive.name, label, nbytes)
             if self.wanted == "direct" or not refusal:

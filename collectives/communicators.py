@@ -7,6 +7,7 @@ variable for debugging and does not tell what it ran: nothing shows that it obey
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -40,7 +41,9 @@ def nccl_module() -> Any:
     """
     remedy = "install nvidia-nccl-cu12 or -cu13, as your CuPy's CUDA is"
     try:
-        nccl = import_module("cupy.cuda.nccl")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy warns of what is told below
+            nccl = import_module("cupy.cuda.nccl")
     except ImportError as error:
         raise ImportError(f"this CuPy has no NCCL ({error}): {remedy}") from error
     if not getattr(nccl, "available", False):

@@ -61,6 +61,11 @@ class Plan:
         """Give back what MPI holds for this plan. Allowed at any time, also after an interrupted call."""
         raise NotImplementedError
 
+    @property
+    def innermost(self) -> Plan:
+        """The plan that communicates, where this one only prepares for it."""
+        return self
+
     def armed(self) -> AbstractContextManager[None]:
         """Return a context for timed calls: what a call must set and restore is done outside of them."""
         return nullcontext()

@@ -76,6 +76,10 @@ class WorkPlan(Plan):
     def free(self) -> None:
         self._inner.free()
 
+    @property
+    def innermost(self) -> Plan:
+        return self._inner.innermost
+
     def armed(self) -> AbstractContextManager[None]:
         return self._inner.armed()
 

@@ -34,5 +34,9 @@ class DirectPlan(Plan):
     def free(self) -> None:
         self._inner.free()
 
+    @property
+    def innermost(self) -> Plan:
+        return self._inner.innermost
+
     def armed(self) -> AbstractContextManager[None]:
         return self._inner.armed()

@@ -1,10 +1,12 @@
 """Which contenders may hand GPU memory to MPI: what is tried, and what follows from it. No MPI and no GPU."""
 
+import mmap
+
 import pytest
 
 from bench.direct import BY_HAND, EXCHANGE, Case, Evidence, cases, look
 from bench.launch import outside
-from bench.probes import NBYTES
+from bench.probes import NBYTES, segments, tidy
 from bench.ways import Ways
 from collectives import PRIMITIVES
 
@@ -86,7 +88,8 @@ def test_buffers_go_directly_where_that_works_and_through_the_host_elsewhere():
     assert way("auto", "nccl", works, nccl_refusal="it hangs") == ("nccl", "it hangs")
     assert way("direct", "nccl", works) == ("nccl", "its transport is nccl")
     assert way("direct", "native", broken, primitive="barrier") == ("message", "")
-    assert Ways().of(PRIMITIVES["allreduce"].problem(2, 16), "ring", 64) == ("message", "")
+    for label, way_on_host in (("ring", "message"), (windowed, "window")):
+        assert Ways().of(PRIMITIVES["allreduce"].problem(2, 16), label, 64) == (way_on_host, "")
 
 
 def test_a_job_beside_the_own_one_gets_what_the_user_has_set_and_not_what_launchers_tell():
@@ -114,3 +117,14 @@ def test_a_job_beside_the_own_one_gets_what_the_user_has_set_and_not_what_launch
 def test_a_short_vector_needs_only_the_short_case(nbytes):
     assert Evidence({Case("gather", "native", SHORT): ""}).refusal("gather", "native", nbytes) == ""
     assert Evidence({Case("gather", "native", SHORT): ""}).refusal("gather", "native", nbytes + 4096)
+
+
+def test_shared_memory_that_a_crash_has_left_is_removed_and_no_other(tmp_path):
+    old, used, left, other = (tmp_path / name for name in ("mpich_shm_0", "mpich_shm_1", "mpich_shm_2", "a file"))
+    old.write_bytes(b"x")
+    before = segments(tmp_path)
+    for path in (used, left, other):
+        path.write_bytes(b"x" * mmap.PAGESIZE)
+    with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        tidy(before, tmp_path)
+        assert set(tmp_path.iterdir()) == {old, used, other}

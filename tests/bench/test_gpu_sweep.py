@@ -332,6 +332,19 @@ def test_nccl_competes_on_a_gpu_that_ranks_share_only_if_it_was_seen_to_work(
     assert row["ranks_per_gpu"] == 2
 
 
+@pytest.mark.launch
+@pytest.mark.parametrize("aware", ["0", "1"])
+def test_the_librarys_own_algorithms_compete_on_gpus(launch, tmp_path, aware):
+    words = ("allreduce", "-a", "native:recursive_doubling", "-b", "64", "-e", "64", "-o", tmp_path / "run")
+    result = on_standin(launch, 2, *words, STANDIN_CUDA_AWARE=aware)
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    (row,) = [row for row in rows if row["requested"]]
+    assert (row["algorithm"], row["status"], row["wrong"]) == ("native:recursive_doubling", "ok", 0)
+    assert row["transport"] == ("direct" if aware == "1" else "staged")
+    assert row["forced_with"]
+
+
 def test_a_transport_between_gpus_is_refused_for_buffers_on_the_host():
     for transport in ("auto", "staged", "direct", "window"):
         check_transport(transport, GPU)

@@ -24,6 +24,14 @@ CONTENDERS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def comm(pytestconfig, gpu):
+    """A communicator of this module's own: what is kept with one is memory of the stand-in, which goes with it."""
+    own = pytestconfig.world.Dup()
+    yield own
+    own.Free()
+
+
 @pytest.fixture(autouse=True)
 def aware(standin):
     """An MPI that may touch the stand-in's memory."""

@@ -30,7 +30,8 @@ def ranks(pytestconfig, gpu):
     reason = unavailable()
     if not reason and gpu.cuda.runtime.getDeviceCount() < n:
         reason = f"{n} ranks have {gpu.cuda.runtime.getDeviceCount()} GPU(s)"
-    if not any(own.allgather(bool(reason))):
+    reason = max(own.allgather(reason))
+    if not reason:
         gpu.cuda.Device(rank).use()
         yield own
         gpu.cuda.Device(before).use()
