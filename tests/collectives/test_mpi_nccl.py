@@ -203,7 +203,8 @@ def test_the_stand_in_refuses_what_ranks_do_not_agree_on(ranks, standin):
 
     if ranks.Get_size() == 1:
         pytest.skip("one rank agrees with itself")
-    communicator, stream = attached_to(ranks).nccl.of(""), standin.cuda.Stream()
+    apart = ranks.Dup()
+    communicator, stream = attached_to(apart).nccl.of(""), standin.cuda.Stream()
     one, other = standin.zeros(8, np.float32), standin.zeros(8, np.float32)
     standin.machine.run_all()
     count = 4 + (ranks.Get_rank() == 0)
@@ -216,3 +217,42 @@ def test_the_stand_in_refuses_what_ranks_do_not_agree_on(ranks, standin):
     with pytest.raises(RuntimeError, match="no device memory at this address"):
         host = np.zeros(8, np.float32).ctypes.data
         communicator.send(host, 4, nccl.NCCL_FLOAT32, 0, stream.ptr)
+    apart.Free()
+
+
+def test_the_stand_in_finds_nobody_by_an_id_that_was_not_given_to_all(ranks, standin, monkeypatch):
+    from cupy.cuda import nccl
+
+    if ranks.Get_size() == 1:
+        pytest.skip("one rank needs no other")
+    monkeypatch.setattr(nccl, "LIMIT_SECONDS", 0.3)
+    with pytest.raises(nccl.NcclError, match="waited for rank"):
+        nccl.NcclCommunicator(ranks.Get_size(), nccl.get_unique_id(), ranks.Get_rank())
+
+
+def test_the_stand_in_lets_ranks_wait_for_ever_that_all_send_first(ranks, standin, monkeypatch):
+    from cupy.cuda import nccl
+
+    n, rank = ranks.Get_size(), ranks.Get_rank()
+    if n == 1:
+        pytest.skip("one rank has no other to send to")
+    apart = ranks.Dup()
+    communicator, stream = attached_to(apart).nccl.of(""), standin.cuda.Stream()
+    one, other = standin.zeros(8, np.float32), standin.zeros(8, np.float32)
+    right, left = (rank + 1) % n, (rank - 1) % n
+    standin.machine.run_all()
+
+    def exchange(communicator):
+        communicator.send(one.data.ptr, 8, nccl.NCCL_FLOAT32, right, stream.ptr)
+        communicator.recv(other.data.ptr, 8, nccl.NCCL_FLOAT32, left, stream.ptr)
+
+    nccl.groupStart()
+    exchange(communicator)
+    nccl.groupEnd()
+    stream.synchronize()  # as a group it is right
+    exchange(communicator)
+    monkeypatch.setattr(nccl, "LIMIT_SECONDS", 0.3)
+    with pytest.raises(nccl.NcclError, match="waited for a message to be received"):
+        stream.synchronize()
+    apart.Barrier()
+    apart.Free()
