@@ -10,6 +10,7 @@ Data lie in files of a folder that the unique id names. STANDIN_NCCL=missing: Cu
 are never made.
 """
 
+import atexit
 import os
 import pickle
 import shutil
@@ -45,6 +46,7 @@ def get_version():
 def get_unique_id():
     """Return 128 signed bytes, as CuPy does."""
     folder = tempfile.mkdtemp(prefix="standin-nccl-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # where ranks never found one another
     padded = folder.encode().ljust(ID_NBYTES, b"\0")
     return tuple(int(one) for one in np.frombuffer(padded, np.int8))
 
