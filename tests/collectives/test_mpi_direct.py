@@ -35,6 +35,7 @@ def comm(pytestconfig, gpu):
 @pytest.fixture(autouse=True)
 def aware(standin):
     """An MPI that may touch the stand-in's memory."""
+    standin.get_default_memory_pool().free_all_blocks()  # which are locked
     standin.machine.unlocked = True
     yield standin
     standin.machine.unlocked = False

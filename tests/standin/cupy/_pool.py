@@ -9,20 +9,22 @@ import mmap
 import weakref
 from bisect import insort
 
-from ._machine import Allocation, OutOfMemoryError, machine, unlocked
+from ._machine import READ_WRITE, Allocation, OutOfMemoryError, Pages, machine
+from ._machine import _protect as protect
 
 LEAST_NBYTES = 2 << 20
 
 
-class Piece:
+class Piece(Pages):
     """Whole pages of an allocation, as memory of one array and its views."""
 
     def __init__(self, block, start, nbytes):
         self.block, self.size, self.device = block, nbytes, block.allocation.device
         self.ptr = block.allocation.ptr + start
         self.memory = (ctypes.c_ubyte * max(1, nbytes)).from_address(self.ptr)
-        with unlocked(self):
-            ctypes.memset(self.ptr, 0xEE, nbytes)  # not what was there before, which a GPU would show
+        protect(self.ptr, nbytes, READ_WRITE)
+        ctypes.memset(self.ptr, 0xEE, nbytes)  # not what was there before, which a GPU would show
+        self.lock()
 
 
 class _Block:
