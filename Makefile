@@ -7,6 +7,8 @@ MPI ?= mpich
 NP ?= 8
 # CuPy for your CUDA: 12 or 13; empty for none.
 CUDA ?=
+# A further extra of pyproject.toml for the environment: nvrtc, with which tests compile the kernels for GPUs.
+EXTRA ?=
 # A folder of wheels, from which all is installed without a network; the part of `make gpu-check` (ipc, figures, tests,
 # sweep; empty for all).
 WHEELS ?=
@@ -19,8 +21,8 @@ VENV := $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 MPIRUN ?= $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
-READY := $(VENV)/.ready$(CUDA)
-EXTRAS := test,lint$(if $(filter-out system,$(MPI)),$(comma)$(MPI))$(if $(CUDA),$(comma)cuda$(CUDA)x)
+READY := $(VENV)/.ready$(CUDA)$(EXTRA)
+EXTRAS := test,lint$(if $(filter-out system,$(MPI)),$(comma)$(MPI))$(if $(CUDA),$(comma)cuda$(CUDA)x)$(EXTRA:%=,%)
 
 # The ranks that the MPI tests run with, and the seconds that one such run may take.
 RANKS := 1 2 3 4 5 8

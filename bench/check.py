@@ -12,14 +12,14 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from collectives import buffers, devices
-from collectives.operations import HALF, OPERATIONS, dtype_of, kind_of
+from collectives.operations import FLOAT8, HALF, OPERATIONS, dtype_of, kind_of, stored
 from collectives.reference import expected
 from collectives.registry import Problem
 
 PERIOD = 1009  # a prime, so that no cut of a power of two elements looks like another
 GUARD_NBYTES = 64
 GUARD = 0xA5
-FRACTION_BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+FRACTION_BITS = {"float8_e5m2": 2, "float8_e4m3fn": 3, "float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 POISON = 0x5C  # what a receive buffer holds before a checked call
 
 
@@ -27,12 +27,15 @@ def fill(count: int, rank: int, dtype: str, op: str) -> np.ndarray[Any, Any]:
     """Return `count` elements of `rank`'s input for `op`.
 
     Sums: integers from -6 to 6 (0 to 12 where unsigned; -1 to 1 in half precision, whose whole numbers are exact only
-    up to 256). Products: ones and here and there a two.
+    up to 256). In 8 bits they are exact only up to 8: of any 11 neighbouring ranks one has a 1, one a -1, all others 0.
+    Products: ones and here and there a two.
     """
     position = np.arange(min(count, PERIOD))
     mixed = position * 31 + rank * 17
     if op == "prod":
         period = np.where(mixed % 11 == 0, 2, 1)
+    elif dtype in FLOAT8:
+        period = np.where(mixed % 11 == 0, 1, np.where(mixed % 11 == 5, -1, 0))
     else:
         nvalues = 3 if dtype in HALF else 13
         period = mixed % nvalues - (0 if kind_of(dtype_of(dtype)) in "ub" else nvalues // 2)
@@ -61,13 +64,16 @@ class Guarded:
     """An array between guard bytes, aligned to a cache line, in memory that `empty` gives."""
 
     def __init__(self, count: int, dtype: str, empty: Empty = ordinary) -> None:
-        nbytes = count * dtype_of(dtype).itemsize
+        self._dtype = dtype_of(dtype)
+        nbytes = count * self._dtype.itemsize
         block = empty(guarded_nbytes(count, dtype))
         start = GUARD_NBYTES + -(buffers.address(block) + GUARD_NBYTES) % GUARD_NBYTES
         self._guards = block[start - GUARD_NBYTES : start], block[start + nbytes :][:GUARD_NBYTES]
         for guard in self._guards:
             guard.fill(GUARD)
-        self.array = block[start : start + nbytes].view(dtype_of(dtype))
+        self.array = block[start : start + nbytes].view(
+            stored(self._dtype) if devices.is_device(block) else self._dtype
+        )
 
     def poison(self) -> None:
         """Fill the array with bytes that no result has."""
@@ -76,11 +82,11 @@ class Guarded:
     def put(self, values: np.ndarray[Any, Any], start: int = 0) -> None:
         """Set the elements from `start` on."""
         if len(values):
-            buffers.copy(self.array[start : start + len(values)], values)
+            buffers.copy(self.array[start : start + len(values)], values.view(self.array.dtype))
 
     def get(self) -> np.ndarray[Any, Any]:
         """Return the elements on the host."""
-        return buffers.to_host(self.array)
+        return buffers.to_host(self.array).view(self._dtype)
 
     @property
     def intact(self) -> bool:
@@ -184,7 +190,7 @@ class Checked:
         buffer = self.send if self.send is not None else self.recv
         if buffer is None:
             return
-        filled = np.frombuffer(np.random.default_rng(seed).bytes(buffer.array.nbytes), buffer.array.dtype).copy()
+        filled = np.frombuffer(np.random.default_rng(seed).bytes(buffer.array.nbytes), dtype_of(self.dtype)).copy()
         array = filled
         if array.dtype.kind == "c":
             array = array.view(array.real.dtype)

@@ -183,4 +183,5 @@ def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None,
         scratch=arena,
         ppn=ppn,
         transport=DIRECT if transport == DIRECT else STAGED,
+        dtype=checked.dtype,
     )

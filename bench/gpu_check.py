@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import gpus
+from bench.gpu_figures import LARGE_NBYTES, over_floor, over_library, share_of_bound, windowed
 from bench.probes import NCCL_SECONDS, probe
 from bench.targets import EIGHT, Figure, Sweeper, best
 from bench.usage import UsageError
+from bench.windows import BOUNDED
 from collectives.communicators import ALLOW_SHARING, unavailable
 
 PART_SECONDS = 180
@@ -38,8 +40,8 @@ TESTS = (
 class Report:
     """What was found, in the folder line by line as it comes, and whether all of it is as it must be."""
 
-    def __init__(self, folder: Path, mpirun: str, nbytes: int) -> None:
-        self.folder, self.mpirun, self.nbytes = folder, mpirun, nbytes
+    def __init__(self, folder: Path, mpirun: str, nbytes: int, sharing: Sequence[int] = SHARING) -> None:
+        self.folder, self.mpirun, self.nbytes, self.sharing = folder, mpirun, nbytes, sharing
         self.failed: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -78,13 +80,13 @@ def ipc(report: Report) -> None:
 
 
 def figures(report: Report) -> None:
-    """Measure the ceilings, and what staged calls must reach, with several ranks on what GPUs there are."""
+    """Measure the ceilings, and what must be reached of them, with several ranks on what GPUs there are."""
     for figure in _figures(report):
         report.say("figures", figure, figure.reached)
 
 
 def _figures(report: Report) -> Iterator[Figure]:
-    for nranks in SHARING:
+    for nranks in report.sharing:
         ended = report.run(nranks, "-m", "bench.ceilings", str(report.nbytes // nranks))
         if ended.returncode:
             report.say("figures", f"ceilings with {nranks} ranks failed: {ended.stderr[-500:]}", good=False)
@@ -93,6 +95,7 @@ def _figures(report: Report) -> Iterator[Figure]:
         report.note("ceilings", ceiling)
         report.say("figures", " ".join(f"{name}={value:.4g}" for name, value in ceiling.items()))
         yield from _staged(report, nranks, ceiling)
+        yield from _windowed(report, nranks, ceiling)
 
 
 def _staged(report: Report, nranks: int, ceiling: dict[str, float]) -> Iterator[Figure]:
@@ -118,6 +121,33 @@ def _staged(report: Report, nranks: int, ceiling: dict[str, float]) -> Iterator[
     report.note("bounds", {"nranks": nranks, "out_s": out, "in_s": back, "rounds_s": rounds, **_told(row)})
     share = bound / (row["time_us_p50"] / 1e6)
     yield Figure(f"{what}: share of the slower of link and rounds on the host", share, 0.6)
+
+
+def _windowed(report: Report, nranks: int, ceiling: dict[str, float]) -> Iterator[Figure]:
+    """Compare algorithms on shared GPU memory with what the GPU can do, and with the library's staged calls."""
+    sweeper = Sweeper(report.mpirun, False)
+    words = ["-a", "native,window,window_pull,window_one_shot", "--memory", "registered", "--device", "cuda"]
+    sizes = ["-b", str(min(LARGE_NBYTES, report.nbytes)), "-e", str(report.nbytes), "-f", "16"]
+    rows = sweeper.rows(nranks, *BOUNDED, *sizes, *words, "-n", "10", "--max-seconds", "1.5")
+    small = sweeper.rows(nranks, "allreduce", "-b", "8", "-e", "8", *words, "-n", "300", "--max-seconds", "2")
+    large, tiny = windowed(rows, "allreduce", report.nbytes), windowed(small, "allreduce", 8)
+    if large is None or tiny is None:
+        reasons = ", ".join(dict.fromkeys(one["reason"] for one in (*rows, *small) if one["reason"]))
+        report.say("figures", f"allreduce, {nranks} ranks, window: nothing was measured ({reasons})", good=False)
+        return
+    for row in (large, tiny):
+        report.note("windows", {"nranks": nranks, "nbytes": row["nbytes"], **_told(row)})
+    if large["ranks_per_gpu"] == nranks:
+        yield share_of_bound(large, ceiling["device_copy_GBps"])
+    else:
+        report.say("figures", f"{nranks} ranks, window: on several GPUs the bound is that of their links, not measured")
+    yield over_floor(tiny, ceiling["floor_us"])
+    through = {row["transport"] for row in rows if row["algorithm"] == "native" and row["status"] == "ok"}
+    if through == {"staged"}:
+        yield from over_library(rows, nranks)
+    else:
+        ways = " and ".join(sorted(through)) or "not at all"
+        report.say("figures", f"{nranks} ranks: the library takes device buffers {ways}, so it is not compared")
 
 
 def _told(row: Any) -> dict[str, Any]:
@@ -155,6 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", action="append", choices=list(PARTS), help="only this part (may be repeated)")
     parser.add_argument("--mpirun", default="mpirun", help="the launcher")
     parser.add_argument("--nbytes", type=int, default=256 * MIB, help="of the large vector (default: 256 MiB)")
+    many = f"with which figures are measured (may be repeated; default: {', '.join(map(str, SHARING))})"
+    parser.add_argument("--ranks", type=int, action="append", help=many)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where the folder is made")
     options = parser.parse_args(argv)
     try:
@@ -163,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench.gpu_check: {UsageError('the check', 'gpu', str(reason), 'cannot use')}", file=sys.stderr)
         return 2
     name = re.sub("[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
-    report = Report(options.results / f"gpu-{name}", options.mpirun, options.nbytes)
+    report = Report(options.results / f"gpu-{name}", options.mpirun, options.nbytes, options.ranks or SHARING)
     (report.folder / "gpu.json").write_text(json.dumps(gpus.facts(gpu), indent=2) + "\n")
     for part in options.part or PARTS:
         try:

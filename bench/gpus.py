@@ -83,11 +83,6 @@ def too_large(gpu: Gpu, nbytes: int, rotate: int) -> str | None:
     return f"needs {needed / 2**20:.0f} MiB on the GPU, of which {limit / 2**20:.0f} MiB may be used"
 
 
-def undefined_for(dtype: str) -> str | None:
-    """Return why arrays of `dtype` cannot lie on a GPU, None if they can."""
-    return "CuPy has no bfloat16" if dtype == "bfloat16" else None
-
-
 def facts(gpu: Gpu) -> dict[str, Any]:
     """Return what is to know about this rank's GPU, for run.json."""
     import cupy

@@ -115,13 +115,17 @@ class Measuring:
         self.job.agree(fingerprint(point, names), str(point))
         reason = point.unmet(self.group.nranks) or self._unfit_for_gpu(point) or self.too_large(point.nbytes)
         made = self._skipped(point, names, reason) if reason else self._measured(point, names, keep or _forget)
-        self.give_back()
+        self.give_back(point.nbytes >= LARGE_NBYTES)
         return [row for row in made if (row.requested or row.algorithm) not in done]
 
-    def give_back(self) -> None:
-        """Give back what of the GPU's memory is not used, which other ranks on it may need."""
+    def give_back(self, everything: bool = False) -> None:
+        """Give back what of the GPU's memory is not used, which other ranks on it may need; or of all memory."""
         if self.gpu is not None:
             gpus.release()
+        if everything:
+            if self.group.taking_part:
+                release(self.group.comm)
+            machine.give_back()
 
     def _skipped(self, point: Point, names: Sequence[str], reason: str) -> list[Row]:
         return self._rows(point, [Contender(name, reason=reason) for name in names])
@@ -154,9 +158,7 @@ class Measuring:
         except SharedMemoryError as reason:  # which all ranks find out together
             lacking = str(reason)
         if lacking:  # and nothing holds any more what was made before
-            if self.group.taking_part:
-                release(self.group.comm)
-            machine.give_back()
+            self.give_back(everything=True)
             return self._skipped(point, [*names, *(one.label for one in others)], lacking)
         try:
             ready = [one for one in contenders if one.plans]
@@ -180,10 +182,6 @@ class Measuring:
         finally:
             for contender in contenders:
                 contender.free()
-        if point.nbytes >= LARGE_NBYTES and self.group.taking_part:
-            del sets
-            release(self.group.comm)
-            machine.give_back()
         for one in ready:
             costs[one.label]["first_call_us"] = one.first_seconds * 1e6 / point.primitive.legs
         keep(point, samples)
@@ -311,9 +309,7 @@ class Measuring:
         """Return why the point cannot be measured on GPUs, or None. All ranks together."""
         if self.gpu is None:
             return None
-        reason = gpus.undefined_for(point.dtype)
-        reason = reason or gpus.too_large(self.gpu, point.nbytes, self.options.rotate)
-        return self.job.reason(reason or "") or None
+        return self.job.reason(gpus.too_large(self.gpu, point.nbytes, self.options.rotate) or "") or None
 
     def no_room(self, nbytes: int) -> str | None:
         """Return why a vector of `nbytes` does not fit where buffers lie, or None. All ranks together."""

@@ -366,7 +366,7 @@ def _parser() -> _Parser:
     what.add_argument(
         "--accumulate",
         metavar="TYPE",
-        help="float32: partial results of half precision are kept and sent so by hand (default: as they are)",
+        help="float32: partial results of floats of 16 and 8 bits are kept and sent so by hand (default: as they are)",
     )
     valued(what, "--in-place", "CHOICE", "no", "whether input and output share a buffer: no, yes or both")
     valued(what, "--device", "DEVICE", "auto", "where buffers live: cpu, cuda, or auto for cuda where there is one")

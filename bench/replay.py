@@ -21,6 +21,7 @@ from bench.messages import CONTENDERS, CheckedMessage, message_contenders
 from bench.options import Options
 from bench.overlap import Beside
 from bench.pattern import MESSAGE, Buckets, Kind, Part, all_kinds, problem_of, step_of
+from bench.rows import is_nccl
 from collectives import PRIMITIVES, Arena, buffers
 from collectives.operations import dtype_of
 from strategies.choice import PLAIN_DATA_AXES
@@ -135,7 +136,8 @@ class Replay:
         """Return the contenders for a kind, native first. Raises UsageError as `contenders.labels`."""
         if kind.primitive == MESSAGE:
             return list(CONTENDERS)
-        return labels(PRIMITIVES[kind.primitive], self._options, self._nnodes)
+        # Not NCCL: where ranks share a GPU it may wait for ever, and a step does not try it in a child process first.
+        return [one for one in labels(PRIMITIVES[kind.primitive], self._options, self._nnodes) if not is_nccl(one)]
 
     def sets(self, kind: Kind) -> Sequence[Any]:
         """Return the buffers of this rank for a kind, one for each set of the pool, with what is right in them."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpi4py import MPI
 
 from collectives import buffers
+from collectives.operations import dtype_of, stored
 from collectives.registry import Primitive, Problem
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A problem with this rank's arrays, checked. Arrays are (count,), or (count, width): see `Operation.width`."""
+    """A problem with this rank's arrays, checked. Arrays are (count,), or (count, width): see `Operation.width`.
+
+    `dtype` is what elements mean; arrays on a GPU hold them as `operations.stored` says.
+    """
 
     problem: Problem
     rank: int
@@ -26,6 +30,11 @@ class Bound:
     def some(self) -> Any:
         """One of the arrays, None where the rank has none."""
         return self.recv if self.send is None else self.send
+
+    @property
+    def held(self) -> Any:
+        """The dtype of the arrays."""
+        return stored(self.dtype) if self.on_device and self.dtype is not None else self.dtype
 
     @property
     def on_device(self) -> bool:
@@ -45,8 +54,12 @@ def bind(
     count: int | None,
     counts: Sequence[Any] | None,
     width: int = 1,
+    dtype: str | None = None,
 ) -> Bound:
-    """Find out which problem the arguments are, and check the buffers against it."""
+    """Find out which problem the arguments are, and check the buffers against it.
+
+    `dtype`: what the elements of arrays mean that hold whole numbers of its width.
+    """
     rank, nranks = comm.Get_rank(), comm.Get_size()
     if primitive.one_buffer:
         arrays = (None, *arrays)
@@ -54,8 +67,8 @@ def bind(
         raise TypeError(f"{primitive.name} takes at most two buffers, not {len(arrays)}")
     send, recv = (*arrays, None, None)[:2]
     in_place = _is_in_place(send) or _is_in_place(recv)
-    send = None if send is None or _is_in_place(send) else buffers.flat(send, "send", width)
-    recv = None if recv is None or _is_in_place(recv) else buffers.flat(recv, "receive", width)
+    send = None if send is None or _is_in_place(send) else _meant(buffers.flat(send, "send", width), dtype)
+    recv = None if recv is None or _is_in_place(recv) else _meant(buffers.flat(recv, "receive", width), dtype)
     if in_place and recv is None:  # MPI names the receive buffer IN_PLACE at a scatter's root
         send, recv = None, send
     frozen = None if counts is None else tuple(tuple(one) if isinstance(one, Sequence) else int(one) for one in counts)
@@ -63,9 +76,22 @@ def bind(
         count = _count(primitive, nranks, rank, root, send, recv, frozen, in_place)
     problem = primitive.problem(nranks, count, root=root, counts=frozen, in_place=in_place)
     one = send if send is not None else recv
-    bound = Bound(problem, rank, send, recv, None if one is None else one.dtype)
+    bound = Bound(problem, rank, send, recv, None if one is None else one.dtype if dtype is None else dtype_of(dtype))
     _check(bound)
-    return bound
+    if not bound.on_device:
+        return bound
+    send, recv = (None if array is None else array.view(bound.held) for array in (send, recv))
+    return replace(bound, send=send, recv=recv)
+
+
+def _meant(array: Any, dtype: str | None) -> Any:
+    """Return `array` as one of `dtype`, but on a GPU, whose arrays may know nothing of it, as it is."""
+    if dtype is None:
+        return array
+    meant = dtype_of(dtype)
+    if array.dtype not in (meant, stored(meant)):
+        raise ValueError(f"an array of {array.dtype} holds no {dtype}; pass one of {stored(meant)}")
+    return array if buffers.is_device(array) else array.view(meant)
 
 
 def _count(

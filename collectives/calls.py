@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives import buffers, devices, nccl
+from collectives import buffers, devices, kernels, nccl
 from collectives.attached import Attached, CallablePlan, already_attached_to, attached_to
 from collectives.bind import Bound, bind
 from collectives.choices import is_forced
@@ -19,7 +19,7 @@ from collectives.forcing import ForcedPlan
 from collectives.ipc import Unreachable
 from collectives.layout import Layout, Options, Unshareable, lay_out
 from collectives.native import NATIVE, NativePlan
-from collectives.operations import HALF, Operation, find_operation
+from collectives.operations import FOREIGN, SMALL, Operation, find_operation
 from collectives.plan import HandPlan, NotApplicable, Plan
 from collectives.regions import RECV, SEND
 from collectives.registry import Algorithm, Nodes, Primitive, UnknownNameError, nodes_of
@@ -53,6 +53,7 @@ def make(
     nodes: Nodes | None = None,
     ppn: int | None = None,
     transport: str = STAGED,
+    dtype: str | None = None,
 ) -> Plan:
     """Make one call ready. All ranks of `comm` make the same plans in the same order.
 
@@ -74,6 +75,8 @@ def make(
         ppn: so many ranks after one another make a node, instead of `nodes`.
         transport: how messages go whose buffers lie on a GPU: ``staged`` through the host, or ``direct``, for an MPI
             that takes memory of GPUs. One that does not ends the process; `bench.probes` finds out which it is.
+        dtype: what elements mean where arrays cannot tell, as CuPy's: bfloat16, held in uint16, and float8_e4m3fn and
+            float8_e5m2, held in uint8.
 
     Raises:
         UnknownNameError: algorithm, parameter or op that does not exist.
@@ -84,7 +87,7 @@ def make(
     """
     operation = find_operation(op)
     _check_transport(transport)
-    bound = _bound(primitive, comm, arrays, operation, root, count, counts)
+    bound = _bound(primitive, comm, arrays, operation, root, count, counts, dtype)
     if algorithm in NATIVE or is_forced(algorithm):
         unmet = _unmet_in_common(bound, already_attached_to(comm), str(algorithm), False)
         if unmet:
@@ -119,7 +122,7 @@ def _make_native(comm: MPI.Intracomm, bound: Bound, operation: Operation, algori
         if bound.problem.primitive.combines and operation.mpi_name is None:
             raise NotApplicable(f"MPI combines with {operation.name} on the host: use transport {STAGED}")
         return DirectPlan(own(bound))
-    return WorkPlan(bound, lambda array: devices.pinned(array.shape, array.dtype), own)
+    return WorkPlan(bound, lambda array: devices.pinned(array.shape, array.dtype).view(bound.dtype), own)
 
 
 def _bound(
@@ -130,9 +133,10 @@ def _bound(
     root: int,
     count: int | None,
     counts: Sequence[Any] | None,
+    dtype: str | None,
 ) -> Bound:
     """Return the problem that the arguments are, after what can be refused for native and by hand alike."""
-    bound = bind(primitive, comm, arrays, root, count, counts, operation.width if primitive.combines else 1)
+    bound = bind(primitive, comm, arrays, root, count, counts, operation.width if primitive.combines else 1, dtype)
     unmet = primitive.unmet(bound.problem)
     if not unmet and primitive.combines and bound.dtype is not None:
         unmet = operation.undefined_for(bound.dtype)
@@ -157,6 +161,7 @@ def _make_by_hand(
     unmet = (
         algorithm.unmet(bound.problem, operation.commutative)
         or _unmet_accumulation(bound, algorithm, operation)
+        or _unmet_kernel(bound, operation)
         or _unmet_sharing(bound, attached, algorithm)
         or _unmet_in_common(bound, attached, algorithm.label, algorithm.shares_memory(bound.problem))
     )
@@ -165,7 +170,7 @@ def _make_by_hand(
     tag = first_tag()
 
     def bare(bound: Bound, arena: buffers.Arena | None) -> Plan:
-        unit = buffers.unit(bound.dtype, operation.width)
+        unit = buffers.unit(bound.held, operation.width)
         shares_memory = algorithm.shares_memory(bound.problem)
         own: dict[str, Any] = {}
         on_device = bound.on_device
@@ -173,6 +178,7 @@ def _make_by_hand(
         options = Options.of(algorithm, unit.itemsize, message_cap(), on_device, through_host)
         if shares_memory:
             bound, options, own, on_device = _registered(bound, attached, options)
+            options = replace(options, fused=on_device and _has_kernel(bound, operation))
         unshareable = ""
         try:
             layout = lay_out(bound.problem, algorithm, bound.rank, options)
@@ -202,7 +208,13 @@ def _make_by_hand(
     accumulate = algorithm.how.get("accumulate")
     if accumulate is None:
         return perhaps_guarded(bound)
-    return WorkPlan(bound, lambda array: buffers.empty(array.shape, str(accumulate), array), perhaps_guarded)
+    wide = np.dtype(str(accumulate))
+    return WorkPlan(bound, lambda array: buffers.empty(array.shape, wide, array), perhaps_guarded, dtype=wide)
+
+
+def _has_kernel(bound: Bound, operation: Operation) -> bool:
+    """Whether one kernel can combine what all ranks have and write the result to all of them."""
+    return bound.dtype is not None and kernels.applies(operation, bound.dtype.name, 2 * bound.problem.nranks)
 
 
 def _with_nodes(bound: Bound, attached: Attached, nodes: Nodes | None) -> Bound:
@@ -277,12 +289,22 @@ def _unmet_accumulation(bound: Bound, algorithm: Algorithm, operation: Operation
     accumulate = algorithm.how.get("accumulate")
     if accumulate is None or bound.dtype is None:
         return None
-    if accumulate != "float32" or bound.dtype.name not in HALF or operation.name not in ("sum", "prod"):
+    if accumulate != "float32" or bound.dtype.name not in SMALL or operation.name not in ("sum", "prod"):
         return (
             f"accumulate={accumulate} with {operation.name} of {bound.dtype.name}: "
-            f"only sums and products of {' and '.join(HALF)} are accumulated, in float32"
+            f"only sums and products of {', '.join(SMALL)} are accumulated, in float32"
         )
     return None
+
+
+def _unmet_kernel(bound: Bound, operation: Operation) -> str | None:
+    """Return why what arrays on a GPU hold cannot be combined there, None if it can, or need not be."""
+    primitive, dtype = bound.problem.primitive, bound.dtype
+    if not (primitive.combines and bound.on_device and dtype.name in FOREIGN):
+        return None
+    if kernels.applies(operation, dtype.name, 3):
+        return None
+    return f"{operation.name} of {dtype.name} on a GPU: CuPy has no such arrays, so only the named operations exist"
 
 
 def _made_together(attached: Attached, plan: CallablePlan | None) -> bool:
@@ -308,19 +330,21 @@ def call(
     count: int | None = None,
     counts: Sequence[Any] | None = None,
     transport: str = STAGED,
+    dtype: str | None = None,
 ) -> None:
     """Carry out one call. A hand-written algorithm's plan is kept with the communicator for the next such call.
 
     The arguments are those of `make`.
     """
     if algorithm in (*NATIVE, *NCCL) or is_forced(algorithm):
-        how: dict[str, Any] = {"op": op, "root": root, "count": count, "counts": counts, "transport": transport}
+        how: dict[str, Any] = {"op": op, "root": root, "count": count, "counts": counts}
+        how |= {"transport": transport, "dtype": dtype}
         with make(primitive, comm, *arrays, algorithm=algorithm, **how) as once:
             once()
         return
     _check_transport(transport)
     operation = find_operation(op)
-    bound = _bound(primitive, comm, arrays, operation, root, count, counts)
+    bound = _bound(primitive, comm, arrays, operation, root, count, counts, dtype)
     chosen = primitive.find(algorithm)
     attached = attached_to(comm)
     # Tags go by what all ranks see alike, so that a rank that finds its plan kept and one that does not agree.

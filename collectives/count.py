@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collectives.layout import Layout, Options, lay_out
-from collectives.program import Fold
+from collectives.program import Fold, Reduce
 from collectives.registry import Algorithm, Problem
 from collectives.rounds import Access, Chunk, Combine, Message, PullReduce, Push, RecvReduce, Send, as_rounds
 
@@ -143,7 +143,11 @@ def _really(layout: Layout) -> RankCount:
         else:
             total.received_messages += 1
             total.received_count += moved
-    total.combined_count = sum(one.into.stop - one.into.start for one in layout.program if isinstance(one, Fold))
+    for one in layout.program:
+        if isinstance(one, Fold):
+            total.combined_count += one.into.stop - one.into.start
+        elif isinstance(one, Reduce):
+            total.combined_count += sum(region.stop - region.start for region in one.operands[1:])
     return total
 
 

@@ -64,6 +64,20 @@ def synchronise() -> None:
     cupy_module().cuda.get_current_stream().synchronize()
 
 
+def kernel(source: str, name: str) -> Callable[..., Any]:
+    """Return a kernel of this CUDA source, compiled unless it was before: call it with blocks, threads and arguments.
+
+    Python's whole numbers are ``long long`` to it.
+    """
+    function: Callable[..., Any] = cupy_module().RawModule(code=source).get_function(name)
+    return function
+
+
+def processors() -> int:
+    """Return how many multiprocessors the GPU in use has."""
+    return int(cupy_module().cuda.Device().attributes["MultiProcessorCount"])
+
+
 def start_copy(target: Any, source: Any, stream: Any = None) -> Callable[[], Any]:
     """Return a call that starts a copy between a CuPy array and a NumPy array on `stream`, by default the current one.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from collectives.layout import Layout
-from collectives.program import Fold, Move, Start, Sync, Wait
+from collectives.program import Fold, Move, Reduce, Start, Sync, Wait
 from collectives.regions import HOST, RECV, SCRATCH, SEND, SHARED, Region
 
 
@@ -92,6 +92,13 @@ class _Interpreter:
         elif isinstance(instruction, Fold):
             left, right, into = (self._view(rank, region) for region in instruction)
             self.combine(left, right, out=into)
+        elif isinstance(instruction, Reduce):
+            total, *operands = (self._view(rank, region) for region in instruction.operands)
+            total = total.copy()
+            for one in operands:
+                self.combine(total, one, out=total)
+            for region in instruction.targets:
+                self._view(rank, region)[:] = total
         return True
 
     def _meet(self, rank: int, group: tuple[int, ...]) -> bool:

@@ -45,7 +45,6 @@ from collectives.rounds import (
     Copy,
     Fence,
     Message,
-    PullReduce,
     Push,
     Recv,
     RecvReduce,
@@ -83,7 +82,8 @@ class Options:
     `landing`: so much room for what is to be reduced may be taken even where the vector is smaller.
     `small`: up to how many elements a round sends before it starts to receive. `align`: elements to which scratch is
     aligned. `waits` overrides the algorithm's own. `shared`: which of the user's buffers lie in memory that the ranks
-    of a node share. `common`: the receive buffer is one and the same memory on all of them.
+    of a node share. `common`: the receive buffer is one and the same memory on all of them. `fused`: whether what is
+    combined from several places at once, and written to several, is one instruction, as kernels on a GPU want it.
     """
 
     piece: int = 65536
@@ -96,6 +96,7 @@ class Options:
     waits: str | None = None
     shared: frozenset[str] = frozenset()
     common: bool = False
+    fused: bool = False
 
     @classmethod
     def of(
@@ -191,6 +192,13 @@ class _Arrival(NamedTuple):
 
     transfer: int
     folds: list[tuple[Region, Region, Region]]
+
+
+class _Step(NamedTuple):
+    """What an access does for all of its chunks, each place a stream: combine `sources`, or copy the one, to `into`."""
+
+    sources: list[list[Region]]
+    into: list[Region]
 
 
 class _Counts(dict[Chunk, int]):
@@ -383,15 +391,36 @@ class _Builder:
             several = next((index for index, one in enumerate(accesses) if one.chunks != chunks), len(accesses))
             run, accesses = accesses[:several], accesses[several:]
             steps = [step for one in run for step in self._access(number, one, exposure)]
+            targets = self._fused(steps)
+            if targets:
+                sources = steps[0].sources
+                for regions in side_by_side(*sources, *targets):
+                    self.program.reduce(regions[: len(sources)], regions[len(sources) :])
+                continue
             total = self._total(chunks)
             in_pieces = len(steps) > 1 or len(run[0].peers) > 2
             piece = min(self.options.piece, total) if in_pieces else total
+            calls = [partial(self._fold_all, *step, self._partial_sum(step, total, number)) for step in steps]
             for start in range(0, total, max(1, piece)):
-                for step in steps:
-                    step(start, min(start + piece, total))
+                for call in calls:
+                    call(start, min(start + piece, total))
 
-    def _access(self, number: int, access: Access, exposure: Exposure) -> Iterator[Callable[[int, int], None]]:
-        """Yield functions that together carry out an access from one element of its chunks to another."""
+    def _fused(self, steps: Sequence[_Step]) -> list[list[Region]]:
+        """Return where the result of a reduction goes if `steps` are no more and are to be one, else nothing.
+
+        What a step copies is then the result, as it already lies in one of the places.
+        """
+        targets: list[list[Region]] = []
+        if self.options.fused and not self.options.common and steps and len(steps[0].sources) > 1:
+            for sources, into in steps:
+                if targets and (len(sources) > 1 or sources[0] not in targets):
+                    return []
+                if into not in targets:
+                    targets.append(into)
+        return targets
+
+    def _access(self, number: int, access: Access, exposure: Exposure) -> Iterator[_Step]:
+        """Yield what together carries out an access."""
         chunks = access.chunks
         own = self.rank in access.peers
         if isinstance(access, Push):
@@ -399,7 +428,7 @@ class _Builder:
             for peer in access.peers:
                 if peer != self.rank:
                     theirs = {chunk: exposure.target(peer, chunk) for chunk in chunks}
-                    yield partial(self._moves, source, stream_of(chunks, theirs))
+                    yield _Step([source], stream_of(chunks, theirs))
             homes = {chunk: self.home[chunk] for chunk in chunks if self._home_free(chunk, number, self.where[chunk])}
         else:
             sources = [
@@ -408,7 +437,7 @@ class _Builder:
             ]
             self.where.update(self._with_scratch(chunks, number, self._pull_homes(chunks, number, own)))
             source = stream_of(chunks, self.where)
-            yield partial(self._fold_all, sources, source, self._partial_sum(access, number))
+            yield _Step(sources, source)
             homes = {
                 chunk: self.home[chunk]
                 for chunk in chunks
@@ -416,14 +445,12 @@ class _Builder:
             }
         settled = {chunk: homes.get(chunk, self.where[chunk]) for chunk in chunks}
         if any(self.where[chunk] != place for chunk, place in settled.items()):  # while a piece is in cache
-            yield partial(self._moves, source, stream_of(chunks, settled))
+            yield _Step([source], stream_of(chunks, settled))
             self.where.update(settled)
 
-    def _partial_sum(self, access: Access, number: int) -> Region:
+    def _partial_sum(self, step: _Step, count: int, number: int) -> Region:
         """Return where a piece is summed up that several peers have."""
-        if not isinstance(access, PullReduce) or len(access.peers) <= 2:
-            return NOWHERE
-        return self._take(min(self.options.piece, self._total(access.chunks)), number)
+        return self._take(min(self.options.piece, count), number) if len(step.sources) > 2 else NOWHERE
 
     def _pull_homes(self, chunks: Sequence[Chunk], number: int, own: bool) -> dict[Chunk, Region]:
         return {

@@ -16,11 +16,18 @@ import numpy as np
 Combine = Callable[..., Any]
 
 HALF = ("float16", "bfloat16")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+SMALL = (*HALF, *FLOAT8)
+"""What sums and products are accumulated in float32 for on request."""
+
 DTYPES = (
-    *("float32", "float64", *HALF, "complex64", "complex128"),
+    *("float32", "float64", *SMALL, "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
 )
-"""Every dtype that can be moved and combined; bfloat16 comes from ml_dtypes."""
+"""Every dtype that can be moved and combined."""
+
+FOREIGN = ("bfloat16", *FLOAT8)
+"""Dtypes from ml_dtypes, of which a GPU's arrays know nothing: there they are whole numbers of their width."""
 
 _KINDS = {"b": "truth value", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
 
@@ -51,8 +58,13 @@ class Operation:
 
 
 def kind_of(dtype: np.dtype[Any]) -> str:
-    """Return NumPy's kind of a dtype; bfloat16, which NumPy takes for raw memory, is a float."""
-    return "f" if dtype.name == "bfloat16" else dtype.kind
+    """Return NumPy's kind of a dtype; floats of ml_dtypes, which NumPy takes for raw memory, are floats."""
+    return "f" if dtype.name in FOREIGN else dtype.kind
+
+
+def stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of a GPU's arrays whose elements are meant to be of `dtype`."""
+    return np.dtype(f"u{dtype.itemsize}") if dtype.name in FOREIGN else dtype
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -90,7 +102,7 @@ def find_operation(op: str | Operation) -> Operation:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of this name; loads ml_dtypes for bfloat16.
+    """Return the dtype of this name; loads ml_dtypes for bfloat16 and 8-bit floats.
 
     Raises:
         ValueError: there is none such, or ml_dtypes is missing.
@@ -98,10 +110,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """
     if name not in DTYPES:
         raise ValueError(f"there is no dtype {name!r} (there are: {', '.join(DTYPES)})")
-    if name != "bfloat16":
+    if name not in FOREIGN:
         return np.dtype(name)
     try:
         import ml_dtypes
     except ImportError as reason:
-        raise ValueError("bfloat16 needs the package ml_dtypes: pip install ml_dtypes") from reason
-    return np.dtype(ml_dtypes.bfloat16)
+        raise ValueError(f"{name} needs the package ml_dtypes: pip install ml_dtypes") from reason
+    return np.dtype(getattr(ml_dtypes, name))

@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from collectives import buffers
+from collectives import buffers, combining
 from collectives.attached import Attached
 from collectives.bind import Bound
+from collectives.kernels import Combination
 from collectives.layout import Layout
 from collectives.operations import Operation
-from collectives.program import After, Fold, Mark, Move, Settle, Start, Sync, Wait
+from collectives.program import After, Fold, Mark, Move, Reduce, Settle, Start, Sync, Wait
 from collectives.regions import HOST, RECV, SCRATCH, SEND, SHARED, Region
 from collectives.transports.gpu_window import GpuWindowTransport
 from collectives.transports.message import MessageTransport
@@ -102,7 +103,7 @@ class HandPlan(Plan):
             raise ValueError(
                 f"rank {bound.rank} passes on data and cannot tell its dtype; pass an empty array of that dtype"
             )
-        unit = buffers.unit(bound.dtype, operation.width)
+        unit = buffers.unit(bound.held, operation.width)
         self.layout = layout
         self.unit_nbytes = unit.itemsize
         self.scratch_nbytes = (layout.scratch_count + layout.host_count) * unit.itemsize
@@ -116,6 +117,8 @@ class HandPlan(Plan):
             self._arrays[HOST] = buffers.pinned(layout.host_count, unit)
         self._transport = MessageTransport(attached.comm, layout.transfers, self._arrays, first_tag, synchronous)
         self._window, self._unit, self._streams = window, unit, streams
+        self._operation, self._dtype = operation, bound.dtype
+        self._by_kernel = bound.on_device and bound.dtype != bound.held
         combine = buffers.function_of(operation.combine, bound.some)
         self._parity = 0
         self._other_steps: list[list[Callable[[], Any]]] = []
@@ -172,11 +175,19 @@ class HandPlan(Plan):
         if isinstance(instruction, (Mark, After, Settle)):
             assert self._streams is not None
             return [self._streams.ready(instruction)]
+        if isinstance(instruction, Reduce):
+            return [self._combiner(*(list(map(self._view, regions)) for regions in instruction))]
         assert isinstance(instruction, Fold)
         left, right, into = map(self._view, instruction)
+        if self._by_kernel:
+            return [self._combiner([left, right], [into])]
         # A third positional argument saves 100 ns, and is what these functions take; others want it by name.
         quick = combine in (np.add, np.multiply)
         return [partial(combine, left, right, into) if quick else partial(combine, left, right, out=into)]
+
+    def _combiner(self, operands: Sequence[Any], targets: Sequence[Any]) -> Callable[[], Any]:
+        what = Combination(self._operation.name, self._dtype.name, len(operands), len(targets))
+        return combining.combiner(what, operands, targets)
 
     def _test(self, instruction: Sync | Wait | Settle) -> Callable[[], bool]:
         if isinstance(instruction, Wait):

@@ -46,6 +46,16 @@ class Fold(NamedTuple):
     into: Region
 
 
+class Reduce(NamedTuple):
+    """Combine `operands` from left to right and put the result into each of `targets`, which may be operands.
+
+    What several folds and moves do, in one pass over memory.
+    """
+
+    operands: Regions
+    targets: Regions
+
+
 class Sync(NamedTuple):
     """Let all that was done before it be seen by the ranks of `group` after it, and wait until they are as far."""
 
@@ -72,7 +82,7 @@ class Settle(NamedTuple):
     number: int
 
 
-Instruction: TypeAlias = Start | Wait | Move | Fold | Sync | Mark | After | Settle
+Instruction: TypeAlias = Start | Wait | Move | Fold | Reduce | Sync | Mark | After | Settle
 
 
 @dataclass
@@ -145,6 +155,11 @@ class Program:
         """Combine, after what is under way on any of the regions."""
         self._settle((left, right), (into,))
         self.instructions.append(Fold(left, right, into))
+
+    def reduce(self, operands: Regions, targets: Regions) -> None:
+        """Combine all, after what is under way on any of the regions."""
+        self._settle(operands, targets)
+        self.instructions.append(Reduce(operands, targets))
 
     def sync(self, group: tuple[int, ...]) -> None:
         """Let `group` meet, when the own transfers are complete."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collectives.operations import stored
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 def alloc(comm: MPI.Intracomm, count: int, dtype: Any, device: str = "cpu") -> Any:
     """Return an array of `count` elements in shared memory. All ranks of `comm` call it, each with its own count.
 
-    `device="cuda"` gives a CuPy array in memory of the GPU in use, which the node's other ranks access (CUDA IPC).
+    `device="cuda"` gives a CuPy array in memory of the GPU in use, which the node's other ranks access (CUDA IPC). Of
+    a dtype that is CuPy's not (bfloat16, 8-bit floats) it holds whole numbers of that width, and calls must be told.
     Algorithms that need shared memory read and write such an array, or a view of it, in place. Its contents are
     undefined. Its memory is given back when it and its views are gone, and at the latest when `comm` is freed: it must
     not be used after that.
@@ -33,7 +36,7 @@ def alloc(comm: MPI.Intracomm, count: int, dtype: Any, device: str = "cpu") -> A
         raise ValueError(f"alloc: count {count} is negative")
     nbytes = max(1, count) * np.dtype(dtype).itemsize
     if device == "cuda":
-        return attached_to(comm).gpu.take(nbytes)[1].view(dtype)[:count]
+        return attached_to(comm).gpu.take(nbytes)[1].view(stored(np.dtype(dtype)))[:count]
     if device != "cpu":
         raise ValueError(f"alloc: there is no device {device!r} (there are: cpu, cuda)")
     _, memory = attached_to(comm).shared.take(nbytes)

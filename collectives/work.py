@@ -1,6 +1,6 @@
 """A plan on work arrays instead of the caller's: copied in before the call and out after it.
 
-Three uses: half precision accumulated in float32, the library's own calls on buffers of a GPU, which it is given in
+Three uses: small floats accumulated in float32, the library's own calls on buffers of a GPU, which it is given in
 pinned memory of the host, and buffers between guards when debugging.
 """
 
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from collectives import buffers, devices
+from collectives import buffers, combining, devices
 from collectives.bind import Bound
 from collectives.plan import Plan
 
@@ -19,7 +19,8 @@ from collectives.plan import Plan
 class WorkPlan(Plan):
     """`make` gets the problem with work arrays in place of the caller's and returns the plan that works on them.
 
-    `array` makes a work array like the caller's. `after` is called when a call is complete.
+    `array` makes a work array like the caller's, whose elements are of `dtype` (None: of the caller's). `after` is
+    called when a call is complete.
     """
 
     def __init__(
@@ -28,10 +29,10 @@ class WorkPlan(Plan):
         array: Callable[[Any], Any],
         make: Callable[[Bound], Plan],
         after: Callable[[], None] | None = None,
+        dtype: Any = None,
     ) -> None:
         send, recv = (None if one is None else array(one) for one in (bound.send, bound.recv))
-        some = recv if send is None else send
-        self._inner = make(replace(bound, send=send, recv=recv, dtype=None if some is None else some.dtype))
+        self._inner = make(replace(bound, send=send, recv=recv, dtype=dtype or bound.dtype))
         self._after = after
         self.layout, self.unit_nbytes = self._inner.layout, self._inner.unit_nbytes
         self.scratch_nbytes = self._inner.scratch_nbytes + sum(one.nbytes for one in (send, recv) if one is not None)
@@ -41,8 +42,11 @@ class WorkPlan(Plan):
         into += [(recv, bound.recv)] if recv is not None and alias else []
         # Where there is no result the receive buffer is the caller's to keep.
         results = recv is not None and primitive.outputs(problem, bound.rank, 1)
-        self._into = buffers.copiers(into)
-        self._from = buffers.copiers([(bound.recv, recv)] if results else [])
+        back = [(bound.recv, recv)] if results else []
+        if dtype is not None and bound.on_device:
+            self._into, self._from = (combining.converters(bound.dtype.name, pairs) for pairs in (into, back))
+        else:
+            self._into, self._from = buffers.copiers(into), buffers.copiers(back)
         if self._from and buffers.is_device(recv):
             self._from.append(devices.synchronise)  # a call ends complete
         self._under_way = False

@@ -9,6 +9,7 @@ process ends, and with it the whole job.
 
 import faulthandler
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -171,6 +172,21 @@ def gpu():
     yield cupy
     sys.path.remove(str(STANDIN))
     _forget_cupy()
+
+
+@pytest.fixture(scope="session")
+def c_compiler():
+    """With it the stand-in builds kernels."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("there is no C compiler, with which the stand-in for a GPU builds kernels")
+
+
+@pytest.fixture(scope="module")
+def kernels(gpu, request):
+    """What `gpu` is, where it runs kernels of ours."""
+    if hasattr(gpu, "machine"):
+        request.getfixturevalue("c_compiler")
+    return gpu
 
 
 @pytest.fixture

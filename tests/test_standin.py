@@ -235,3 +235,84 @@ def test_memory_is_limited_and_given_back(cupy):
     assert cupy.machine.used_nbytes == used
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
         cupy.empty(1 << 30)
+
+
+DOUBLE = """
+#ifdef __cplusplus
+extern "C"
+#endif
+__global__ void doubled(const float *from, float *into, long long count)
+{
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count)
+        into[i] = from[i] + from[i];
+}
+"""
+
+
+@pytest.fixture
+def doubled(kernels, standin):
+    return kernels.RawModule(code=DOUBLE).get_function("doubled")
+
+
+def test_a_kernel_is_the_very_source_and_waits_for_its_turn(cupy, doubled):
+    values = np.arange(10, dtype=np.float32)
+    array = cupy.asarray(values)
+    into = cupy.zeros(10, np.float32)
+    cupy.cuda.get_current_stream().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as side:
+        doubled((3,), (4,), (array, into, 10))
+        assert into.get(stream=cupy.cuda.Stream.null).tolist() == [0] * 10  # not even begun
+        side.synchronize()
+    assert into.get().tolist() == [*(2 * values)]
+    doubled((1,), (4,), (array, into, 10))  # too few threads
+    assert into.get().tolist() == [*(2 * values)]
+
+
+def test_a_kernel_takes_what_it_says_and_nothing_else(cupy, doubled):
+    one, other, host = cupy.zeros(4, np.float32), cupy.zeros(4, np.float32), np.zeros(4, np.float32)
+    for arguments, says in (
+        ((one, other), "takes 3 arguments, not 2"),
+        ((one, other, 4, 4), "takes 3 arguments, not 4"),
+        ((one, host, 4), "takes an array of the device for a float"),
+        ((one, other.data.ptr, 4), "not a int"),
+        ((one, cupy.zeros(4), 4), "takes a contiguous array of float, not of float64"),
+        ((one[::2], other, 2), "takes a contiguous array"),
+        ((one, other, 4.0), "takes a long long, which a float is not"),
+        ((one, other, np.int32(4)), "takes a long long, which a int32 is not"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            doubled((1,), (4,), arguments)
+    with pytest.raises(TypeError, match="the grid is a tuple"):
+        doubled(1, (4,), (one, other, 4))
+    for block in ((0,), (2048,), (32, 64)):
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
+            doubled((1,), block, (one, other, 4))
+    assert cupy.machine.counts["kernels"] == 3  # the zeros
+
+
+def test_a_source_that_does_not_compile_and_a_kernel_that_is_none_are_refused(cupy, kernels):
+    with pytest.raises(RuntimeError, match="does not compile"):
+        cupy.RawModule(code=DOUBLE.replace("from[i];", "nothing[i];")).get_function("doubled")
+    with pytest.raises(RuntimeError, match="named symbol not found: halved"):
+        cupy.RawModule(code=DOUBLE).get_function("halved")
+
+
+@pytest.mark.parametrize(
+    ("source", "dies"),
+    [
+        (DOUBLE.replace("from[i];", "from[i + (1LL << 40)];"), signal.SIGSEGV),
+        (DOUBLE.replace("from[i];", "*(const float *)((const char *)from + 1);"), signal.SIGILL),
+        (DOUBLE.replace("from[i];", "(float)(2147483647 + (int)count);"), signal.SIGILL),
+    ],
+    ids=["beyond its arrays", "misaligned", "signed overflow"],
+)
+def test_what_a_gpu_faults_at_or_may_do_as_it_likes_ends_the_process(kernels, standin, source, dies):
+    words = f"""
+import cupy, numpy
+one, other = cupy.zeros(4, numpy.float32), cupy.zeros(4, numpy.float32)
+cupy.RawModule(code={source!r}).get_function("doubled")((1,), (4,), (one, other, 4))
+cupy.cuda.get_current_stream().synchronize()
+"""
+    ended = subprocess.run([sys.executable, "-c", words], cwd=STANDIN, capture_output=True)
+    assert ended.returncode == -dies, ended.stderr

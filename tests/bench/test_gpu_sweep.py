@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpus import Gpu, check_transport, mps_runs, too_large, undefined_for
+from bench.gpus import Gpu, check_transport, mps_runs, too_large
 from bench.pattern_rows import STRATEGIES_FILE, WHOLE, read_patterns
 from bench.rows import ROWS_FILE, read_rows, read_run
 from bench.usage import UsageError
@@ -26,9 +26,10 @@ def on_standin(launch, nranks, *words, **environment):
 
 
 @pytest.mark.launch
+@pytest.mark.usefixtures("c_compiler")
 def test_a_sweep_on_gpus_is_checked_and_says_which(launch, tmp_path):
     folder = tmp_path / "run"
-    words = ("allreduce", "broadcast", "alltoall", "-b", "64", "-e", "2M", "-f", "32768", "-d", "float32,bfloat16")
+    words = ("allreduce", "broadcast", "alltoall", "-b", "64", "-e", "2M", "-f", "32768")
     result = on_standin(launch, 3, *words, "-o", folder, STANDIN_GPUS="2")
     assert result.status == 0, result.err
     rows, _ = read_rows(folder / ROWS_FILE)
@@ -42,7 +43,6 @@ def test_a_sweep_on_gpus_is_checked_and_says_which(launch, tmp_path):
     assert all(name.startswith("window") for name in windowed)
     assert {row["transport"] for row in measured if row["algorithm"] in ("native", "ring")} == {"staged"}
     assert all("shared_gpu" in row["cautions"] for row in measured)
-    assert {row["reason"] for row in rows if row["dtype"] == "bfloat16"} == {"rank 0: CuPy has no bfloat16"}
     gpus = read_run(folder)["gpus"]
     assert [one["ordinal"] for one in gpus] == [0, 1, 0]
     assert [one["ranks"] for one in gpus] == [2, 1, 2]
@@ -134,6 +134,23 @@ def test_gpus_are_told_apart_by_their_uuids_where_each_rank_sees_one(launch, tmp
 
 
 @pytest.mark.launch
+@pytest.mark.usefixtures("c_compiler")
+def test_floats_that_cupy_does_not_know_are_combined_and_moved_on_gpus(launch, tmp_path):
+    words = ("allreduce", "allgather", "-a", "native,ring,window", "-b", "999", "-e", "999")
+    result = on_standin(launch, 3, *words, "-d", "bfloat16,float8_e4m3fn,float8_e5m2", "-o", tmp_path / "run")
+    assert result.status == 0, result.err
+    rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
+    told = {(row["primitive"], row["dtype"], row["algorithm"]): row for row in rows}
+    assert len(told) == 2 * 3 * 3
+    for (primitive, dtype, algorithm), row in told.items():
+        if (primitive, algorithm) == ("allreduce", "native"):
+            assert row["reason"] == f"this MPI library has no type for {dtype}"
+        else:
+            assert (row["status"], row["wrong"], row["device"]) == ("ok", 0, "cuda")
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("c_compiler")
 def test_a_gpu_out_of_memory_skips_the_point_and_goes_on(launch, tmp_path):
     folder = tmp_path / "run"
     # Twice, so that after a point that finds no room the next finds what that one took.
@@ -237,6 +254,7 @@ print([name for name in sys.modules if name.startswith("cupy")])
 
 
 @pytest.mark.launch
+@pytest.mark.usefixtures("c_compiler")
 def test_a_transport_that_is_asked_for_leaves_others_out_but_the_baseline(launch, tmp_path):
     words = ("allgather", "-a", "ring,window_pull", "-b", "64", "-e", "64", "--transport", "window")
     result = on_standin(launch, 2, *words, "-o", tmp_path / "run")
@@ -358,11 +376,6 @@ def test_what_fits_depends_on_how_many_share_the_gpu():
     shared = Gpu(0, "ab", "stand-in", 1 << 30, 1 << 30, 2)
     assert too_large(shared, 200 << 20, 1) == "needs 1600 MiB on the GPU, of which 922 MiB may be used"
     assert too_large(GPU, 200 << 20, 2) == "needs 1200 MiB on the GPU, of which 922 MiB may be used"
-
-
-def test_cupy_lacks_bfloat16():
-    assert undefined_for("float16") is None
-    assert undefined_for("bfloat16") == "CuPy has no bfloat16"
 
 
 def test_mps_is_seen_by_its_pipe(tmp_path):

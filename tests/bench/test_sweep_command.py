@@ -126,6 +126,21 @@ def test_rows_count_the_larger_messages_of_accumulation(launch, tmp_path):
     assert sent["ring:accumulate=float32"] == 2 * 4096 * 4  # 8192 elements, half of them in each of two rounds
 
 
+def test_8_bit_floats_are_summed_by_hand_and_moved_by_both(launch, tmp_path):
+    words = ("allreduce", "allgather", "-a", "native,ring", "-d", "float8_e4m3fn,float8_e5m2", "-b", "999", "-e", "999")
+    result = sweep(launch, 3, *words, "-n", "3", "--no-plots", "-o", tmp_path / "run")
+    assert result.status == 0, result.err
+    told = {
+        (row["primitive"], row["dtype"], row["algorithm"]): row for row in read_rows(tmp_path / "run" / ROWS_FILE).rows
+    }
+    assert len(told) == 8
+    for (primitive, dtype, algorithm), row in told.items():
+        if (primitive, algorithm) == ("allreduce", "native"):
+            assert row["reason"] == f"this MPI library has no type for {dtype}"
+        else:
+            assert (row["status"], row["wrong"], row["nbytes"]) == ("ok", 0, 999)
+
+
 def test_pretended_nodes_are_in_the_rows(launch, tmp_path):
     result = sweep(launch, 4, *NODES, "--ppn", "2", "-o", tmp_path / "run")
     assert result.status == 0, result.err

@@ -12,7 +12,6 @@ from collectives.gpu import Unusable, find
 def test_the_device_is_the_local_rank_modulo_the_visible_ones(standin, monkeypatch, local_rank, visible, ordinal):
     machine = standin.machine
     monkeypatch.setattr(machine, "visible", visible)
-    monkeypatch.setattr(machine, "ngpus", len(visible))
     monkeypatch.setattr(machine, "device", 0)
     found = find(local_rank)
     assert found.ordinal == ordinal == machine.device
@@ -25,7 +24,6 @@ def test_the_device_is_set_before_anything_is_allocated(standin, monkeypatch):
     """Else every rank would leave a context, and what it allocated, on the first GPU."""
     machine, devices = standin.machine, []
     monkeypatch.setattr(machine, "visible", [0, 1])
-    monkeypatch.setattr(machine, "ngpus", 2)
     monkeypatch.setattr(machine, "device", 0)
     reserve = machine.reserve
     monkeypatch.setattr(machine, "reserve", lambda nbytes: (devices.append(machine.device), reserve(nbytes)))
@@ -43,6 +41,6 @@ def test_the_same_ordinal_is_another_gpu_where_others_are_visible(standin, monke
 
 
 def test_no_gpu_is_one_sentence_with_the_remedy(standin, monkeypatch):
-    monkeypatch.setattr(standin.machine, "ngpus", 0)
+    monkeypatch.setattr(standin.machine, "visible", [])
     with pytest.raises(Unusable, match=r"no GPU is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES"):
         find(0)

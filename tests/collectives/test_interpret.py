@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from collectives import PRIMITIVES, allgather, allreduce, alltoall, broadcast, reduce_scatter
 from collectives.interpret import Deadlock, interpret
 from collectives.layout import Options, lay_out
-from collectives.program import Fold, Move, Start, Wait
+from collectives.program import Fold, Move, Reduce, Start, Wait
 from collectives.reference import expected
 from tests.collectives.drawn import cases, has_in_place, uneven_counts
 
@@ -67,6 +67,9 @@ def assert_waits(layout):
         elif isinstance(one, Fold):
             touch([one.left, one.right], False)
             touch([one.into], True)
+        elif isinstance(one, Reduce):
+            touch(one.operands, False)
+            touch(one.targets, True)
     assert not under_way, f"rank {layout.rank} never waits for {under_way}"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from collectives import PRIMITIVES, allgather, allreduce, alltoall
 from collectives.attached import attached_to
-from collectives.operations import DTYPES, HALF, OPERATIONS, Operation, dtype_of
+from collectives.operations import DTYPES, OPERATIONS, SMALL, Operation, dtype_of
 
 pytestmark = pytest.mark.mpi
 
@@ -62,7 +62,7 @@ def test_every_dtype_is_summed_or_refused_with_the_reason(comm, name, algorithm)
     n, dtype = comm.Get_size(), dtype_of(name)
     send, recv = np.ones(11, dtype), np.zeros(11, dtype)
     refused = OPERATIONS["sum"].undefined_for(dtype)
-    lacking = algorithm == "native" and name in HALF
+    lacking = algorithm == "native" and name in SMALL
     try:
         allreduce(comm, send, recv, algorithm=algorithm)
     except ValueError as reason:
@@ -81,8 +81,8 @@ def test_every_dtype_can_be_moved(comm, name, algorithm):
     np.testing.assert_array_equal(recv, np.repeat(np.arange(n), 3).astype(dtype))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_half_precision_is_accumulated_in_float32_on_request(comm, dtype):
+@pytest.mark.parametrize("dtype", [dtype_of(name) for name in SMALL], ids=str)
+def test_small_floats_are_accumulated_in_float32_on_request(comm, dtype):
     n, rank = comm.Get_size(), comm.Get_rank()
     values = np.random.default_rng(2).uniform(-1, 1, (n, 100)).astype(dtype)
     recv = np.zeros(100, dtype)

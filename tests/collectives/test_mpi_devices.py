@@ -7,7 +7,7 @@ from mpi4py import MPI
 from bench.check import Checked, on_gpu
 from bench.gpus import allocator
 from collectives import PRIMITIVES, allgather, alloc, allreduce, broadcast, reduce
-from collectives.operations import OPERATIONS, Operation
+from collectives.operations import OPERATIONS, SMALL, Operation, dtype_of, stored
 from collectives.plan import NotApplicable
 
 pytestmark = pytest.mark.mpi
@@ -21,8 +21,8 @@ CONTENDERS = [
 
 
 @pytest.fixture(autouse=True)
-def on_a_gpu(gpu):
-    return gpu
+def on_a_gpu(kernels):
+    return kernels
 
 
 @pytest.fixture(params=["late", "early"])
@@ -53,7 +53,9 @@ def wrong_elements(comm, problem, algorithm, dtype="float32", op="sum"):
     checked = Checked(problem, comm.Get_rank(), dtype, op, on_gpu, on_gpu)
     more = {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
     try:
-        plan = problem.primitive.plan(comm, *checked.arrays, algorithm=algorithm, op=op, root=problem.root, **more)
+        plan = problem.primitive.plan(
+            comm, *checked.arrays, algorithm=algorithm, op=op, root=problem.root, dtype=dtype, **more
+        )
     except NotApplicable:
         return None
     wrong = 0
@@ -100,13 +102,50 @@ def test_every_operation_is_carried_out_on_the_device(comm, op):
             assert wrong_elements(comm, problem, "ring", dtype, op) == 0
 
 
-def test_half_precision_is_accumulated_in_float32_on_the_device(comm, gpu):
+@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+def test_small_floats_are_combined_and_moved_on_the_device(comm, dtype, in_place):
     n = comm.Get_size()
-    send, recv = gpu.asarray(np.full(100, 0.1, np.float16)), gpu.zeros(100, np.float16)
-    allreduce(comm, send, recv, algorithm="ring:accumulate=float32")
+    for primitive, op in ((allreduce, "sum"), (allreduce, "max"), (allreduce, "prod"), (allgather, "sum")):
+        problem = primitive.problem(n, 13 * n, in_place=in_place)
+        for algorithm in ("ring", "spread", "recursive_doubling", "bruck", "window", "native"):
+            if algorithm in (*primitive.algorithms, "native"):
+                assert wrong_elements(comm, problem, algorithm, dtype, op) in (0, None)
+        assert wrong_elements(comm, problem, "ring", dtype, op) == 0
+    assert wrong_elements(comm, allgather.problem(n, 13 * n), "native", dtype) == 0
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "window"])
+def test_small_floats_are_accumulated_in_float32_on_the_device_as_on_the_host(comm, gpu, dtype, algorithm):
+    n, rank, meant = comm.Get_size(), comm.Get_rank(), dtype_of(dtype)
+    values = np.random.default_rng(rank).uniform(-1, 1, 100).astype(meant)
+    on_host = np.zeros(100, meant)
+    label = f"{algorithm}:accumulate=float32"
+    allreduce(comm, values, on_host, algorithm=label)
+    send, recv = gpu.asarray(values.view(stored(meant))), gpu.zeros(100, stored(meant))
+    allreduce(comm, send, recv, algorithm=label, dtype=dtype)
     assert not hasattr(gpu, "machine") or gpu.machine.idle  # complete on return
-    exact = np.float32(n) * np.float32(np.float16(0.1))
-    assert (np.abs(recv.get().astype(np.float32) - exact) <= np.spacing(np.float16(exact))).all()
+    assert recv.get().tobytes() == on_host.tobytes()
+    if n > 2:
+        allreduce(comm, send, recv, algorithm=algorithm, dtype=dtype)
+        assert recv.get().tobytes() != on_host.tobytes()
+
+
+def test_a_dtype_that_arrays_do_not_hold_is_refused(comm, gpu):
+    send, recv = gpu.zeros(4, np.uint8), gpu.zeros(4, np.uint8)
+    with pytest.raises(ValueError, match="an array of uint8 holds no bfloat16; pass one of uint16"):
+        allreduce(comm, send, recv, algorithm="ring", dtype="bfloat16")
+    with pytest.raises(ValueError, match="mine of float8_e5m2 on a GPU: CuPy has no such arrays"):
+        allreduce(comm, send, recv, algorithm="ring", dtype="float8_e5m2", op=Operation("mine", gpu.add))
+
+
+def test_debug_mode_keeps_what_arrays_mean(comm, gpu, monkeypatch):
+    monkeypatch.setenv("COLLBENCH_DEBUG", "1")
+    one = np.ones(9, dtype_of("bfloat16")).view(np.uint16)
+    send, recv = gpu.asarray(one), gpu.zeros(9, np.uint16)
+    allreduce(comm, send, recv, algorithm="ring", dtype="bfloat16")
+    assert (recv.get().view(dtype_of("bfloat16")) == comm.Get_size()).all()
 
 
 def test_a_call_begins_after_the_callers_work_in_its_stream_and_ends_complete(comm, gpu, schedule):

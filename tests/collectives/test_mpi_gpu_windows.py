@@ -7,6 +7,7 @@ from bench.check import Checked, on_gpu
 from collectives import PRIMITIVES, allgather, alloc, alloc_common, allreduce, broadcast, release
 from collectives.attached import attached_to
 from collectives.ipc import BLOCK_NBYTES
+from collectives.operations import OPERATIONS, SMALL, Operation, dtype_of
 from collectives.plan import NotApplicable
 
 pytestmark = pytest.mark.mpi
@@ -20,8 +21,9 @@ WINDOWED = [
 
 
 @pytest.fixture(autouse=True)
-def on_a_gpu(gpu, comm):
+def on_a_gpu(kernels, comm):
     """A GPU whose driver lets processes share memory."""
+    gpu = kernels
     reason, array = "", gpu.empty(4)
     try:
         gpu.cuda.runtime.ipcGetMemHandle(array.data.ptr)
@@ -93,18 +95,55 @@ def test_long_vectors_and_in_place_calls_are_right(fresh_comm, algorithm):
                 assert wrong_elements(fresh_comm, problem, algorithm, memory) in (0, None)
 
 
-def test_registered_memory_crosses_no_host_and_is_not_copied(fresh_comm, standin):
+@pytest.mark.parametrize(("name", "pulled"), [("window", 0), ("window_pull", 1)])
+def test_registered_memory_crosses_no_host_and_is_combined_by_one_kernel(fresh_comm, standin, name, pulled):
     n, counts = fresh_comm.Get_size(), standin.machine.counts
     send, recv = (alloc(fresh_comm, 64 * n, np.float32, device="cuda") for _ in range(2))
     send.fill(1)
-    name = next(one.name for other, one in WINDOWED if other is allreduce)
     with allreduce.plan(fresh_comm, send, recv, algorithm=name) as plan:
         plan()
         counts.clear()
         plan()
-        assert counts["device to host"] == counts["host to device"] == 0
+        fences = 2 + pulled if n > 1 else 0
+        seen = {kind: number for kind, number in counts.items() if number}
+        copies = {"device to device": pulled * (n - 1) if n > 1 else 1}  # of one rank alone, to its result
+        kernels = {"kernels": 1} if n > 1 else {}
+        assert seen == {kind: number for kind, number in copies.items() if number} | kernels | {
+            "synchronisations": fences + 1
+        }
         assert standin.machine.idle
     assert (recv.get() == n).all()
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        *(("sum", one) for one in ("float64", *SMALL, "int8", "uint32", "complex64")),
+        *(("max", one) for one in ("float64", *SMALL, "int8", "uint32")),
+        *((op, one) for op in ("lxor", "bxor") for one in ("int8", "uint32", "bool")),
+    ],
+)
+def test_every_dtype_and_operation_is_combined_in_the_order_of_ranks(fresh_comm, gpu, op, dtype):
+    n, rank, operation, meant = fresh_comm.Get_size(), fresh_comm.Get_rank(), OPERATIONS[op], dtype_of(dtype)
+    inputs = [np.random.default_rng(one).standard_normal(101) * 50 for one in range(n)]
+    inputs = [(one > 0 if dtype == "bool" else one).astype(meant) for one in inputs]
+    total = inputs[0].copy()
+    for one in inputs[1:]:
+        operation.combine(total, one, out=total)
+    for algorithm in ("window", "window_pull", "window_one_shot"):
+        send, recv = (alloc(fresh_comm, 101, meant, device="cuda") for _ in range(2))
+        send.set(inputs[rank].view(send.dtype))
+        allreduce(fresh_comm, send, recv, algorithm=algorithm, op=op, dtype=dtype)
+        assert recv.get().tobytes() == total.tobytes()
+
+
+def test_an_operation_of_your_own_is_combined_piece_by_piece(fresh_comm, gpu):
+    n = fresh_comm.Get_size()
+    own = Operation("sum", lambda left, right, out: gpu.add(left, right, out))
+    send, recv = (alloc(fresh_comm, 70_001, np.int32, device="cuda") for _ in range(2))
+    send.fill(3)
+    allreduce(fresh_comm, send, recv, algorithm="window", op=own)
+    assert (recv.get() == 3 * n).all()
 
 
 def test_two_arrays_in_one_allocation_are_told_apart(fresh_comm):

@@ -26,7 +26,7 @@ def ranks(pytestconfig, gpu):
     n, rank = own.Get_size(), own.Get_rank()
     before = gpu.cuda.runtime.getDevice()
     if hasattr(gpu, "machine"):
-        gpu.machine.ngpus = n
+        gpu.machine.visible = list(range(n))
     reason = unavailable()
     if not reason and gpu.cuda.runtime.getDeviceCount() < n:
         reason = f"{n} ranks have {gpu.cuda.runtime.getDeviceCount()} GPU(s)"

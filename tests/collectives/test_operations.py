@@ -5,7 +5,7 @@ import pytest
 from collectives import PRIMITIVES
 from collectives.interpret import interpret
 from collectives.layout import Options, lay_out
-from collectives.operations import DTYPES, OPERATIONS, Operation, dtype_of, find_operation
+from collectives.operations import DTYPES, OPERATIONS, Operation, dtype_of, find_operation, stored
 from collectives.registry import UnknownNameError
 
 
@@ -15,7 +15,7 @@ def test_every_operation_says_for_which_dtypes_it_is_defined():
         for name, operation in OPERATIONS.items()
     }
     integers = [one for one in DTYPES if "int" in one]
-    floats = ["float32", "float64", "float16", "bfloat16"]
+    floats = ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
     assert set(defined["sum"]) == {*integers, *floats, "complex64", "complex128"}
     assert set(defined["max"]) == {*integers, *floats}
     assert set(defined["lor"]) == set(defined["bxor"]) == {*integers, "bool"}
@@ -42,6 +42,12 @@ def test_an_unknown_dtype_lists_those_there_are():
 @pytest.mark.parametrize("name", DTYPES)
 def test_dtypes_are_found_by_name(name):
     assert dtype_of(name).name == name
+
+
+def test_a_gpu_holds_what_it_does_not_know_as_whole_numbers_of_its_width():
+    assert stored(dtype_of("bfloat16")) == np.uint16
+    assert stored(dtype_of("float8_e5m2")) == stored(dtype_of("float8_e4m3fn")) == np.uint8
+    assert stored(np.dtype(np.float16)) == np.float16
 
 
 def reduced(name, values, op, algorithm="ring", dtype=None):
@@ -104,8 +110,9 @@ def test_logical_or_of_truth_values():
     assert reduced("allreduce", [[True, False], [False, False]], "lor", dtype=bool).tolist() == [True, False]
 
 
-def test_bfloat16_is_combined_by_numpy_functions():
-    result = reduced("allreduce", np.full((4, 3), 4.0), "sum", dtype=ml_dtypes.bfloat16)
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_floats_of_ml_dtypes_are_combined_by_numpy_functions(dtype):
+    result = reduced("allreduce", np.full((4, 3), 4.0), "sum", dtype=dtype)
     assert result.astype(float).tolist() == [16.0] * 3
 
 

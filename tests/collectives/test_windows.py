@@ -7,13 +7,15 @@ from itertools import combinations, product
 import pytest
 
 from collectives import PRIMITIVES, allgather, allreduce, alltoall, broadcast, gather, reduce, reduce_scatter
+from collectives.count import count as counted_of
 from collectives.exposure import Exposure
 from collectives.interpret import interpret
 from collectives.layout import Options, Unshareable, lay_out
-from collectives.program import Fold, Move, Start, Sync
+from collectives.program import Fold, Move, Reduce, Start, Sync
 from collectives.proof import Refuted, prove, proved_ranks
 from collectives.races import Race, check_races
 from collectives.reference import expected
+from collectives.regions import Region
 from collectives.registry import SHARED_MEMORY, per_rank
 from collectives.rounds import (
     Combine,
@@ -238,7 +240,8 @@ def test_every_layout_on_any_memory_does_what_numpy_does(algorithm):
             root = turn % nranks if primitive.rooted else 0
             in_place = turn % 3 == 0 and has_in_place(primitive, nranks)
             problem = primitive.problem(nranks, count, root=root, in_place=in_place)
-            check(algorithm, problem, Options(piece=1 + 7 * (turn % 2), shared=shared), late)
+            for fused in (False, True) if primitive.combines else (False,):
+                check(algorithm, problem, Options(piece=1 + 7 * (turn % 2), shared=shared, fused=fused), late)
             turn += 1
 
 
@@ -302,11 +305,11 @@ def faults_between_fences(layouts):
         step = 0
         for one in layout.program:
             step += isinstance(one, Sync)
-            if isinstance(one, (Move, Fold)):
-                written = one[-1]
-                for region in one:
+            if isinstance(one, (Move, Fold, Reduce)):
+                *read, written = (*one.operands, one.targets) if isinstance(one, Reduce) else (*one[:-1], one[-1:])
+                for region in (*read, *written):
                     owner, name = region.buffer if isinstance(region.buffer, tuple) else (layout.rank, region.buffer)
-                    uses[step, owner, name].append((layout.rank, region is written, region.start, region.stop))
+                    uses[step, owner, name].append((layout.rank, region in written, region.start, region.stop))
     for place, of_place in uses.items():
         for (one, writes, start, stop), (other, also, first, last) in combinations(of_place, 2):
             if one != other and (writes or also) and max(start, first) < min(stop, last):
@@ -322,7 +325,7 @@ def test_between_two_fences_memory_has_one_writer_or_readers(algorithm, shared):
             problem = algorithm.primitive.problem(nranks, 7 * nranks, root=root, in_place=in_place)
             if algorithm.unmet(problem) or (in_place and not has_in_place(algorithm.primitive, nranks)):
                 continue
-            options = Options(piece=5, shared=shared)
+            options = Options(piece=5, shared=shared, fused=nranks % 2 == 0)
             assert not faults_between_fences([lay_out(problem, algorithm, rank, options) for rank in range(nranks)])
 
 
@@ -336,11 +339,33 @@ def test_a_slot_that_is_used_again_too_early_is_found(monkeypatch):
             check(algorithm, problem, Options(), late)
 
 
+def test_fused_it_is_one_instruction_that_reads_and_writes_once():
+    both = frozenset({"send", "recv"})
+    layout = instructions(allreduce, "window", 3, 0, shared=both, piece=4, fused=True)
+    reduction = Reduce(
+        (Region("send", 0, 8), Region((1, "send"), 0, 8), Region((2, "send"), 0, 8)),
+        (Region("recv", 0, 8), Region((1, "recv"), 0, 8), Region((2, "recv"), 0, 8)),
+    )
+    everyone = Sync((0, 1, 2))
+    assert layout.program == [everyone, reduction, everyone]
+    assert layout.scratch_count == 0
+    pulled = instructions(allreduce, "window_pull", 3, 0, shared=both, fused=True)
+    assert [type(one) for one in pulled.program] == [Sync, Reduce, Sync, Move, Move, Sync]
+    assert pulled.program[1] == reduction._replace(targets=reduction.targets[:1])
+    counted = counted_of(allreduce.find("window"), allreduce.problem(3, 24), Options(fused=True))
+    assert [one.combined_count for one in counted.ranks] == [16, 16, 16]
+
+
+def test_what_is_no_reduction_is_not_fused():
+    for primitive in (broadcast, allgather, alltoall):
+        assert instructions(primitive, "window", 3, 1, fused=True) == instructions(primitive, "window", 3, 1)
+
+
 def test_one_receive_buffer_for_all_is_written_once():
     everything = frozenset({"send", "recv"})
     for primitive, name in ((allreduce, "window"), (allreduce, "window_pull"), (allgather, "window")):
         algorithm, problem = primitive.find(name), primitive.problem(3, 17)
-        options = Options(piece=2, shared=everything, common=True)
+        options = Options(piece=2, shared=everything, common=True, fused=True)
         layouts = [lay_out(problem, algorithm, rank, options) for rank in range(3)]
         inputs = [data_of(problem, rank) for rank in range(3)]
         common = buffers_of(problem, 0, inputs[0])[1]

@@ -109,7 +109,7 @@ def test_command_runs_on_the_device(comm, standin, tmp_path):
 
 
 def test_a_gpu_that_is_not_there_is_one_sentence_and_status_2(comm, standin, monkeypatch, capsys):
-    monkeypatch.setattr(standin.machine, "ngpus", 0)
+    monkeypatch.setattr(standin.machine, "visible", [])
     assert audit.main(["--device", "cuda"]) == 2
     written = capsys.readouterr().err
     if comm.Get_rank() == 0:

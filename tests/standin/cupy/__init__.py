@@ -17,6 +17,7 @@ from ._array import (
     ndarray,
     zeros,
 )
+from ._kernels import RawKernel, RawModule
 from ._machine import machine
 from ._mathematics import add_ufunc, arange, full, full_like, function_of, split, ufunc, zeros_like
 from ._pool import pinned_pool, pool
@@ -44,6 +45,8 @@ def get_default_pinned_memory_pool():
 __all__ = [
     *FUNCTIONS,
     *OF_ARRAYS,
+    "RawKernel",
+    "RawModule",
     "add",
     "arange",
     "array",

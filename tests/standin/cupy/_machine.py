@@ -139,8 +139,8 @@ class Stream:
     def run(self, place):
         while self.begun < place:
             work = self._queue.popleft()
+            self.begun += 1  # also if it fails
             work()
-            self.begun += 1
         if not self._queue:
             machine.busy.discard(self)
 
@@ -188,9 +188,12 @@ def visible(ngpus, chosen):
 class Machine:
     """All GPUs that this process sees, and what was done with them."""
 
+    @property
+    def ngpus(self):
+        return len(self.visible)
+
     def __init__(self):
         self.visible = visible(int(os.environ.get("STANDIN_GPUS", 1)), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self.ngpus = len(self.visible)
         self.total_nbytes = int(os.environ.get("STANDIN_NBYTES", 1 << 30))
         self.told_nbytes = int(os.environ.get("STANDIN_CLAIMS_NBYTES", self.total_nbytes))  # what it claims to have
         self.used_nbytes = 0
@@ -198,6 +201,7 @@ class Machine:
         self.eager = False
         self.unlocked = os.environ.get("STANDIN_CUDA_AWARE") == "1"
         self.counts = Counter()
+        self.modules = {}  # compiled kernels by source
         self.kept = {}  # what CUDA's own calls allocated or opened, by address
         self.numbers = iter(range(0x1000, 1 << 30, 16))
         self.allocations = weakref.WeakValueDictionary()

@@ -30,6 +30,10 @@ class Device:
         runtime.deviceSynchronize()
 
     @property
+    def attributes(self):
+        return {"MultiProcessorCount": 4}
+
+    @property
     def mem_info(self):
         return runtime.memGetInfo()
 
