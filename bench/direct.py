@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bench.contenders import NATIVE_FORMS
 from bench.launch import find_mpirun, outside
 from bench.probes import NBYTES, probe
 
-NATIVE_FORMS = ("native", "native_persistent")
 EXCHANGE, BY_HAND = "sendrecv_exchange", "direct"
 SHORT_NBYTES = 4 << 10
 """Up to here a vector is short; of longer ones parts are short too, so that both size classes must have been moved."""

@@ -113,7 +113,7 @@ class Measuring:
             return []
         self.guard.at(str(point))
         self.job.agree(fingerprint(point, names), str(point))
-        reason = point.unmet(self.group.nranks) or self._unfit_for_gpu(point) or self.too_large(point.nbytes)
+        reason = point.unmet(self.group.nranks) or self.no_room(point.nbytes)
         made = self._skipped(point, names, reason) if reason else self._measured(point, names, keep or _forget)
         self.give_back(point.nbytes >= LARGE_NBYTES)
         return [row for row in made if (row.requested or row.algorithm) not in done]
@@ -208,7 +208,7 @@ class Measuring:
     def against_itself(self, point: Point, names: Sequence[str]) -> list[tuple[str, str, Samples, Samples]]:
         """Measure each contender at `point` twice; return on rank 0 point, name and the samples of both."""
         self.guard.at(str(point))
-        if point.unmet(self.job.nranks) or self._unfit_for_gpu(point) or self.too_large(point.nbytes):
+        if point.unmet(self.job.nranks) or self.no_room(point.nbytes):
             return []
         sets = self._buffer_sets(point)
         twice = [name for name in names for _ in "AB"]
@@ -304,12 +304,6 @@ class Measuring:
         """Begin a sample when this rank's GPU has nothing to do. A call ends when what it put into queues is done."""
         devices.synchronise()
         return self.start()
-
-    def _unfit_for_gpu(self, point: Point) -> str | None:
-        """Return why the point cannot be measured on GPUs, or None. All ranks together."""
-        if self.gpu is None:
-            return None
-        return self.job.reason(gpus.too_large(self.gpu, point.nbytes, self.options.rotate) or "") or None
 
     def no_room(self, nbytes: int) -> str | None:
         """Return why a vector of `nbytes` does not fit where buffers lie, or None. All ranks together."""

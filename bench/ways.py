@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench import direct
-from bench.direct import NATIVE_FORMS, Evidence
+from bench.contenders import NATIVE
+from bench.direct import Evidence
 from bench.gpus import Gpu
 from bench.job import Job
 from bench.launch import find_mpirun, outside
@@ -44,7 +45,7 @@ class Ways:
             if self.wanted == "direct" or not refusal:
                 return "direct", refusal
         # The baseline has no other way than this, so it is measured whatever was asked for.
-        return "staged", "" if label in NATIVE_FORMS[:1] else self._unwanted("staged")
+        return "staged", "" if label == NATIVE else self._unwanted("staged")
 
     def _unwanted(self, way: str) -> str:
         return "" if self.wanted in ("auto", way) else f"its transport is {way}"

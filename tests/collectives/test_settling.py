@@ -10,16 +10,8 @@ from collectives.program import Fold, Mark, Move, Settle, Start, Sync, Wait
 from collectives.reference import expected
 from collectives.settling import settle
 from collectives.staging import synchronisations
+from tests.collectives.test_staging import every_algorithm
 
-ALGORITHMS = [
-    (primitive, algorithm)
-    for primitive in PRIMITIVES.values()
-    for algorithm in primitive.algorithms.values()
-    if not algorithm.shares_memory(primitive.problem(2, 2))
-]
-every_algorithm = pytest.mark.parametrize(
-    ("primitive", "algorithm"), ALGORITHMS, ids=[f"{one.name}-{other.name}" for one, other in ALGORITHMS]
-)
 PIECES = Options(piece=4, cap=6, cuts=2, pack_from=1, small=3, align=1)
 """Everything is cut into small pieces, and packed."""
 
