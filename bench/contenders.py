@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -41,11 +41,15 @@ class Contender:
     told: dict[str, Any] = field(default_factory=dict)  # columns of its row that only the library can tell
 
     def armed(self) -> AbstractContextManager[None]:
-        """Return a context in which calls of its plans need not set anything themselves."""
-        contexts = [one.armed for one in self.plans if hasattr(one, "armed")]  # replays and idle ranks set nothing
+        """Return a context, to be entered as often as needed, in which calls of its plans set nothing themselves.
+
+        A nullcontext where there is nothing to set anyway.
+        """
+        contexts = [one.armed() for one in self.plans if hasattr(one, "armed")]  # replays and idle ranks set nothing
+        contexts = [one for one in contexts if not isinstance(one, nullcontext)]
         if len(contexts) > 1:
-            return _together(contexts)
-        return contexts[0]() if contexts else nullcontext()
+            return _Together(contexts)
+        return contexts[0] if contexts else nullcontext()
 
     def free(self) -> None:
         """Give back what MPI holds."""
@@ -59,12 +63,21 @@ def nodes_seen(options: Options, nodes: Nodes, nranks: int) -> Nodes:
     return nodes if options.ppn is None else nodes_of(nranks, options.ppn)
 
 
-@contextmanager
-def _together(contexts: Sequence[Callable[[], AbstractContextManager[None]]]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for one in contexts:
-            stack.enter_context(one())
-        yield
+class _Together(AbstractContextManager[None]):
+    """Several contexts as one; like them it can be entered again."""
+
+    def __init__(self, contexts: Sequence[AbstractContextManager[None]]) -> None:
+        self._contexts = contexts
+        self._entered = ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as entered:  # leaves those that were entered if one cannot be
+            for one in self._contexts:
+                entered.enter_context(one)
+            self._entered = entered.pop_all()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._entered.__exit__(*exception)
 
 
 def labels(primitive: Primitive, options: Options, nnodes: int = 1, own: OwnAlgorithms = NOTHING) -> list[str]:

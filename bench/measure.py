@@ -242,7 +242,7 @@ class Measuring:
             firsts,
             shared=self.clocks.relation.shared,
             alive=self.guard.alive,
-            armed=[one.armed for one in contenders],
+            armed=[one.armed() for one in contenders],
             relax=self.start.relax if isinstance(self.start, Deadline) else _content,
         )
         return [one.scaled(1 / legs) for one in taken]

@@ -9,7 +9,6 @@ to go on is decided on rank 0 and followed by all.
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from bench.statistics import precise
 
 MIN_ITERS = 5  # samples of each contender, whatever the time limit says
 BATCH = 5  # samples of each contender between two decisions, at least
-BATCH_SAMPLES = 50  # of all contenders together, where they are few, so that deciding costs little
+BATCH_SAMPLES = 100  # of all contenders together, where they are few, so that deciding costs little
 BATCH_SHARE = 0.1  # of a point's seconds, where calls are long
 MIN_PRECISE = 10  # samples before a narrow interval is believed
 SLOW = 10  # times as long as the best: where time is short, MIN_ITERS samples of such a contender will do
@@ -41,7 +40,8 @@ clock = perf_counter
 Array = npt.NDArray[Any]
 Call = Callable[[], Any]
 Clock = Callable[[], float]
-Armed = Callable[[], AbstractContextManager[Any]]
+Take = Callable[[], tuple[float, float, float]]
+"""Take one sample: returns when it began and when it ended, and 1.0 if this rank was late for its start, else 0.0."""
 
 
 class Ranks(Protocol):
@@ -77,7 +77,7 @@ def sample(
     seed: int,
     firsts: Sequence[float] | None = None,
     now: Clock = clock,
-    armed: Sequence[Armed] | None = None,
+    armed: Sequence[AbstractContextManager[Any]] | None = None,
     shared: Callable[[Array], Array] = lambda times: times,
     alive: Call = lambda: None,
     relax: Callable[[float], Any] = lambda late: None,
@@ -92,7 +92,8 @@ def sample(
         seed: of the order in which contenders take turns.
         firsts: seconds of each contender's first call, which came before.
         now: the clock.
-        armed: for each contender, a context for its samples, entered before their start; None where none needs one.
+        armed: for each contender, a context that is entered before the start of each of its samples and left after it;
+            a nullcontext, or None for all, costs nothing.
         shared: converts times of this rank's clock to rank 0's.
         relax: on rank 0 told of the share of a batch's samples for which a rank was late.
         alive: called now and then, for a guard against hangs.
@@ -101,17 +102,21 @@ def sample(
     if not sets[0]:
         return []
     began = now()
-    armed = [nullcontext] * len(sets[0]) if armed is None else armed
-    estimates = _warm_up(sets[0], armed, start, ranks, limits, firsts, now, alive)
+    armed = [nullcontext()] * len(sets[0]) if armed is None else armed
+    warming = [_take(call, start, now, arm) for call, arm in zip(sets[0], armed, strict=True)]
+    estimates = _warm_up(warming, ranks, limits, firsts, alive)
     repeats = _repeats(estimates, ranks, limits, len(sets))
-    timed = [[_block(sets, place, index, repeats) for index in range(len(repeats))] for place in range(len(sets))]
+    takes = [
+        [_take(_block(sets, place, index, repeats), start, now, arm) for index, arm in enumerate(armed)]
+        for place in range(len(sets))
+    ]
     taken = _Taken(limits, estimates, repeats)
-    shuffled = random.Random(seed)
+    shuffled = np.random.default_rng(seed)
     plan, turn = ranks.follow(taken.plan(np.ones(len(repeats), np.int64), 0)), 0
     with collection_off():
         while plan.any():
             turns, active = int(plan[0]), np.flatnonzero(plan[1:])
-            batch = _batch(timed, armed, active.tolist(), range(turn, turn + turns), start, shuffled, now)
+            batch = _batch(takes, active, range(turn, turn + turns), shuffled)
             alive()
             batch[0] /= np.array(repeats)[active, np.newaxis]
             batch[1] = shared(batch[1])
@@ -125,71 +130,48 @@ def sample(
     return taken.samples()
 
 
-def _batch(
-    timed: Sequence[Sequence[Call]],
-    armed: Sequence[Armed],
-    order: list[int],
-    turns: range,
-    start: Call,
-    shuffled: random.Random,
-    now: Clock,
-) -> Array:
-    """Take turns. Return seconds, begins and whether this rank was late, by contender (in rising order) and turn."""
-    records: list[tuple[int, float, float]] = []
-    lates: list[int] = []
-    note = records.append
+def _take(call: Call, start: Call, now: Clock, arm: AbstractContextManager[Any]) -> Take:
+    def take() -> tuple[float, float, float]:
+        late = 1.0 if start() else 0.0
+        begin = now()
+        call()
+        return begin, now(), late
 
-    def draw(index: int, random: Callable[[], float] = shuffled.random) -> float:
-        return random()
+    def take_armed() -> tuple[float, float, float]:
+        with arm:
+            return take()
 
-    rising = sorted(order)
-    for turn in turns:
-        calls = timed[turn % len(timed)]
-        order.sort(key=draw)  # by keys drawn anew: shuffled, in a third of the time that random.shuffle takes
-        for index in order:
-            call = calls[index]
-            with armed[index]():
-                if start():
-                    lates.append(len(records))
-                begin = now()
-                call()
-                note((index, begin, now()))
-    indices, begins, ends = np.array(records).T
-    late = np.zeros(len(records))
-    late[lates] = 1
-    batch = np.empty((3, len(order), len(turns)))
-    places = np.searchsorted(rising, indices), np.repeat(np.arange(len(turns)), len(order))
-    batch[0][places], batch[1][places], batch[2][places] = ends - begins, begins, late
-    return batch
+    return take if isinstance(arm, nullcontext) else take_armed
 
 
-def _warm_up(
-    calls: Sequence[Call],
-    armed: Sequence[Armed],
-    start: Call,
-    ranks: Ranks,
-    limits: Limits,
-    firsts: Sequence[float] | None,
-    now: Clock,
-    alive: Call,
-) -> Array:
+def _batch(takes: Sequence[Sequence[Take]], active: Array, turns: range, shuffled: np.random.Generator) -> Array:
+    """Take turns. Return seconds, begins and whether this rank was late, by contender of `active` and turn."""
+    orders = shuffled.permuted(np.tile(np.arange(len(active)), (len(turns), 1)), axis=1).tolist()
+    taking = [[one[index] for index in active.tolist()] for one in takes]
+    records: list[list[float]] = [[] for _ in active]
+    for turn, order in zip(turns, orders, strict=True):
+        now_taking = taking[turn % len(taking)]
+        for place in order:
+            records[place] += now_taking[place]()
+    begins, ends, late = np.moveaxis(np.array(records).reshape(len(active), len(turns), 3), -1, 0)
+    return np.stack([ends - begins, begins, late])
+
+
+def _warm_up(takes: Sequence[Take], ranks: Ranks, limits: Limits, firsts: Sequence[float] | None, alive: Call) -> Array:
     """Call each contender `limits.warmup` times, on until it gets no faster, or until its share of time is over.
 
     Return the shortest time of each so far, which only rank 0 knows.
     """
-    best = np.full(len(calls), np.inf) if firsts is None else np.array(firsts, float)
-    spent = np.zeros(len(calls))
-    share = WARMUP_SHARE * limits.max_seconds / len(calls) if limits.max_seconds else np.inf
-    active = np.full(len(calls), limits.warmup > 0, np.int64)
+    best = np.full(len(takes), np.inf) if firsts is None else np.array(firsts, float)
+    spent = np.zeros(len(takes))
+    share = WARMUP_SHARE * limits.max_seconds / len(takes) if limits.max_seconds else np.inf
+    active = np.full(len(takes), limits.warmup > 0, np.int64)
     times = 0
     while active.any():
-        seconds = np.zeros(len(calls))
+        seconds = np.zeros(len(takes))
         for index in np.flatnonzero(active).tolist():
-            with armed[index]():
-                start()
-                begin = now()
-                calls[index]()
-                seconds[index] = now() - begin
+            begin, end, _ = takes[index]()
+            seconds[index] = end - begin
         alive()
         times += 1
         everyone = ranks.gather(seconds)

@@ -68,7 +68,10 @@ class Plan:
         return self
 
     def armed(self) -> AbstractContextManager[None]:
-        """Return a context for timed calls: what a call must set and restore is done outside of them."""
+        """Return a context for timed calls: what a call must set and restore is done outside of them.
+
+        It can be entered again. A nullcontext says that there is nothing to set.
+        """
         return nullcontext()
 
     def __enter__(self) -> Plan:

@@ -1,4 +1,4 @@
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -68,23 +68,56 @@ def test_all_competes_beside_what_is_named():
     assert set(chosen("-a all,chain:segments=3", "broadcast")) == {*chosen("", "broadcast"), "chain:segments=3"}
 
 
-def test_all_plans_of_a_contender_are_armed_and_disarmed_again():
+class Armed(AbstractContextManager):
+    """A plan that must be armed; it tells which are."""
+
+    def __init__(self, armed):
+        self.told = armed
+
+    def armed(self):
+        return self
+
+    def __enter__(self):
+        self.told.append(self)
+
+    def __exit__(self, *exception):
+        self.told.remove(self)
+
+
+def test_all_plans_of_a_contender_are_armed_and_disarmed_again_as_often_as_needed():
     armed = []
+    plans = [Armed(armed), Armed(armed)]
+    context = Contender("native:ring", plans).armed()
+    for _ in range(2):
+        with pytest.raises(KeyError), context:
+            assert armed == plans
+            raise KeyError
+        assert armed == []
 
-    class Plan:
-        @contextmanager
+
+def test_where_one_plan_cannot_be_armed_none_stays_armed():
+    class Refusing(Armed):
+        def __enter__(self):
+            raise LookupError
+
+    armed = []
+    context = Contender("native:ring", [Armed(armed), Refusing(armed)]).armed()
+    for _ in range(2):
+        with pytest.raises(LookupError), context:
+            pass
+        assert armed == []
+
+
+def test_what_needs_no_arming_costs_no_context():
+    class Plain:
         def armed(self):
-            armed.append(self)
-            try:
-                yield
-            finally:
-                armed.remove(self)
+            return nullcontext()
 
-    plans = [Plan(), Plan()]
-    with pytest.raises(KeyError), Contender("native:ring", plans).armed():
-        assert armed == plans
-        raise KeyError
-    assert armed == []
+    armed = []
+    for plans in ([], [Plain()], [Plain(), Plain()], [object()]):
+        assert isinstance(Contender("ring", plans).armed(), nullcontext)
+    one = Armed(armed)
+    assert Contender("native:ring", [Plain(), one]).armed() is one
 
 
 def test_what_wants_many_vectors_of_scratch_is_not_measured_unasked():

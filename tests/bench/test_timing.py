@@ -1,7 +1,7 @@
 """The order of events and every decision of the sampling, with a clock that the test moves."""
 
 import gc
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pytest
@@ -102,15 +102,16 @@ def test_warm_up_of_a_long_call_ends_after_its_share_of_time(machine):
 
 
 def test_what_arms_a_contender_lies_outside_of_start_and_sample(machine):
-    @contextmanager
-    def armed():
-        machine.call("(", 1000.0)()
-        yield
-        machine.call(")", 1000.0)()
+    class Armed(AbstractContextManager):
+        def __enter__(self):
+            machine.call("(", 1000.0)()
+
+        def __exit__(self, *exception):
+            machine.call(")", 1000.0)()
 
     calls = [machine.call("a", 1.0), machine.call("b", 2.0)]
     limits = Limits(iters=3, warmup=1, max_seconds=0.0)
-    a, b = sample([calls], machine.barrier, machine, limits, 1, None, machine.now, [armed, nullcontext])
+    a, b = sample([calls], machine.barrier, machine, limits, 1, None, machine.now, [Armed(), nullcontext()])
     diary = "".join(machine.diary)
     assert diary.count("(|a)") == diary.count("a") > 3
     assert diary.count("|b") == diary.count("b") > 3
@@ -163,7 +164,7 @@ def test_a_narrow_interval_ends_sampling(machine):
 
 
 def test_few_contenders_are_sampled_more_often_between_decisions(machine):
-    (one,) = taken(machine, machine.call("a", 1.0), iters=100, precision=0.02)
+    (one,) = taken(machine, machine.call("a", 1.0), iters=2 * BATCH_SAMPLES, precision=0.02)
     assert one.slowest.size == BATCH_SAMPLES
 
 
