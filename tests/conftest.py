@@ -3,8 +3,8 @@
 `python -m pytest` runs the tests that need no MPI, and loads none. `mpirun -n 4 python -m pytest -m mpi` runs the
 others, on all ranks alike: a test that fails on one rank fails on all, with the failing ranks named, and only rank 0
 writes. Files named `test_mpi_*.py` import MPI and are left alone otherwise. Tests marked `full` take minutes and run
-only with `-m full`. No other test may take longer than a minute: then the stacks of its process are written and the
-process ends, and with it the whole job.
+only with `-m full`. A test that takes longer than five minutes hangs, whatever else the machine does: then the stacks
+of its process are written and the process ends, and with it the whole job.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-LIMIT_S, FULL_LIMIT_S = 60, 600
+LIMIT_S, FULL_LIMIT_S = 300, 1800
 LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """What a launcher sets for the processes that it starts."""
 

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.rows import Row, algbw_GBps, busbw_GBps
+from tests.waiting import HANG_S
 
 SIZES = (8, 64, 512, 4096, 32768, 262144, 2097152, 16777216)
 
@@ -168,7 +168,6 @@ def as_read():
 
 
 ROOT = Path(__file__).parents[2]
-LAUNCH_LIMIT_S = 40
 
 # Open MPI refuses root, and more ranks than CPUs, unless told otherwise.
 LAUNCHING = {
@@ -221,10 +220,9 @@ def launch(begin):
     """Run `python WORDS` on some ranks to its end."""
 
     def run(nranks, *words, **more):
-        began = time.monotonic()
         process = begin(nranks, *words, **more)
-        out, err = process.communicate(timeout=LAUNCH_LIMIT_S)
-        return SimpleNamespace(status=process.returncode, out=out, err=err, seconds=time.monotonic() - began)
+        out, err = process.communicate(timeout=HANG_S)
+        return SimpleNamespace(status=process.returncode, out=out, err=err)
 
     return run
 

@@ -7,6 +7,7 @@ import pytest
 from bench.compare import across, compare, lines, loads, main, named, share
 from bench.rows import RowWriter
 from bench.usage import UsageError
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,7 +178,7 @@ def test_the_picture_is_drawn(folders):
 def test_comparing_loads_no_mpi(folders):
     code = "import sys; from bench.compare import main; main(sys.argv[1:]); assert 'mpi4py' not in sys.modules"
     subprocess.run(
-        [sys.executable, "-c", code, *map(str, folders)], check=True, cwd=ROOT, capture_output=True, timeout=60
+        [sys.executable, "-c", code, *map(str, folders)], check=True, cwd=ROOT, capture_output=True, timeout=HANG_S
     )
 
 

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from bench.rows import ROWS_FILE, read_rows, read_run
+from tests.waiting import HANG_S, wait_for
 
 pytestmark = pytest.mark.launch
 
@@ -22,13 +23,6 @@ def rows_of(folder):
 
 def names(rows):
     return [(row["primitive"], row["count"], row["algorithm"]) for row in rows]
-
-
-def wait_for(condition, what, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.005)
 
 
 def complete(launch, folder, before):
@@ -49,7 +43,7 @@ def broken_off(begin, ranks_of, folder, after_rows, victim):
     ranks = ranks_of(folder)
     for pid in [process.pid] if victim == "mpirun" else ranks[-1:]:
         os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=HANG_S)
     wait_for(lambda: not ranks_of(folder), "the ranks to be gone")
     return rows_of(folder)
 
@@ -104,7 +98,7 @@ def test_a_fault_at_a_random_moment_loses_no_row(begin, launch, ranks_of, tmp_pa
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):  # the run may have ended meanwhile
                 os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG_S)
     wait_for(lambda: not ranks_of(folder), "the ranks to be gone")
     before = rows_of(folder)
     assert before[: len(seen)] == seen

@@ -9,6 +9,7 @@ import pytest
 
 from bench.gpu_check import PARTS, Report
 from bench.probes import probe
+from tests.waiting import HANG_S
 
 STANDIN = str(Path(__file__).parents[1] / "standin")
 ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -82,7 +83,7 @@ def test_a_probe_that_does_not_end_is_ended(tmp_path):
 def test_an_nccl_that_hangs_is_told(mpirun):
     environ = {**os.environ, **ALLOWED, "PYTHONPATH": STANDIN, "STANDIN_NCCL": "hangs", "STANDIN_GPUS": "2"}
     assert probe(mpirun, "nccl", limit=8, environ=environ) == "did not end within 8 s"
-    assert probe(mpirun, "nccl", limit=30, environ={**environ, "STANDIN_NCCL": ""}) == ""
+    assert probe(mpirun, "nccl", limit=HANG_S, environ={**environ, "STANDIN_NCCL": ""}) == ""
 
 
 def test_a_launcher_that_is_not_there_is_told():

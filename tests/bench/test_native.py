@@ -4,13 +4,17 @@ import sys
 
 import pytest
 
+from tests.waiting import HANG_S
+
 
 def run(*words):
     """Run the command alone, without a launcher."""
     # Open MPI refuses to start for root otherwise.
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [sys.executable, "-m", "bench.native", *words]
-    return subprocess.run(command, env=os.environ | allowed, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(
+        command, env=os.environ | allowed, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from bench.estimate import Machine
 from bench.network import Link, Network
 from bench.planner import AXES, Asked, main, meshes, ranked, report
 from strategies.models import MODELS, Model
+from tests.waiting import HANG_S
 
 MODEL = Model(
     name="small",
@@ -101,7 +102,7 @@ def test_the_command_ranks_a_large_model_without_mpi(tmp_path):
         "3",
     ]
     result = subprocess.run(
-        [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, check=False, timeout=HANG_S
     )
     assert result.returncode == 0, result.stderr
     assert "llama3-70b on 64 GPUs" in result.stdout

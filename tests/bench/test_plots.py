@@ -12,6 +12,7 @@ from matplotlib.text import Text
 
 from bench.plots import BUSBW, COLOURS, LIBRARY, STYLE, TIME, _spread, against_size, draw, heatmap, library
 from bench.tables import measured, sweeps
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -223,7 +224,7 @@ def test_no_display_is_needed_whatever_backend_is_set_up(tmp_path, stored, as_re
     environment.pop("DISPLAY", None)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, tmp_path],
-        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60,
+        capture_output=True, text=True, cwd=ROOT, env=environment, timeout=HANG_S,
     )  # fmt: skip
     assert done.stdout == "[]\n", done.stderr
     assert (tmp_path / "plots" / "barrier_time.png").exists()

@@ -23,6 +23,7 @@ from bench.rows import (
     read_run,
     write_run,
 )
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -154,7 +155,7 @@ def test_kill_9_loses_at_most_the_row_being_written(path):
             break
     child.send_signal(signal.SIGKILL)
     child.stdout.close()
-    child.wait(timeout=20)
+    child.wait(timeout=HANG_S)
     rows = read_rows(path).rows
     assert len(rows) > 50
     assert [row["count"] for row in rows] == list(range(len(rows)))
@@ -280,5 +281,5 @@ def test_what_runs_beside_the_clock_loads_neither_pandas_nor_matplotlib_nor_mpi(
         import sys, bench.rows, bench.options, bench.sizes, bench.statistics
         print([name for name in ("pandas", "matplotlib", "mpi4py", "rich") if name in sys.modules])
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert done.stdout == "[]\n", done.stderr

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import time
 
 import pytest
 
 from bench.rows import ROWS_FILE, read_rows, read_run
+from tests.waiting import HANG_S, wait_for
 
 pytestmark = pytest.mark.launch
 
@@ -344,13 +344,6 @@ def rows_so_far(folder):
     return read_rows(folder / ROWS_FILE)[0] if (folder / ROWS_FILE).exists() else []
 
 
-def wait_for(condition, what, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("victim", ["a rank", "mpirun"])
 def test_a_kill_loses_at_most_the_row_being_written(begin, ranks_of, tmp_path, victim):
     folder = tmp_path / "run"
@@ -358,7 +351,7 @@ def test_a_kill_loses_at_most_the_row_being_written(begin, ranks_of, tmp_path, v
     wait_for(lambda: len(rows_so_far(folder)) >= 6, "the first rows")
     before = rows_so_far(folder)
     os.kill(ranks_of(folder)[-1] if victim == "a rank" else process.pid, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=HANG_S)
     assert process.returncode != 0
     wait_for(lambda: not ranks_of(folder), "the ranks to be gone")
     after = rows_so_far(folder)
@@ -372,7 +365,7 @@ def test_an_interrupt_keeps_the_rows_and_leaves_no_process(begin, ranks_of, tmp_
     process = begin(2, "-m", "bench.sweep", *LONG, "-o", folder)
     wait_for(lambda: len(rows_so_far(folder)) >= 4, "the first rows")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=HANG_S)
     assert process.returncode != 0
     wait_for(lambda: not ranks_of(folder), "the ranks to be gone")
     assert len(rows_so_far(folder)) >= 4

@@ -11,6 +11,7 @@ from collectives.explain import diagram, main
 from collectives.proof import Refuted
 from collectives.replay import letters, replay
 from collectives.rounds import RecvReduce, Send
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 ALL = [
@@ -285,4 +286,4 @@ def test_the_command_runs_without_mpi_and_survives_a_closed_pipe():
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=HANG_S) == 0

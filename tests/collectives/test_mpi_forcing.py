@@ -19,6 +19,7 @@ from collectives.operations import Operation
 from collectives.plan import NotApplicable
 from collectives.reference import expected
 from collectives.registry import UnknownNameError
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.mpi
 
@@ -444,7 +445,7 @@ def test_mpich_numbers_its_names_in_the_order_of_its_description():
         chosen = {name: list(one)[-1 if last else len(one) // 2] for name, one in items.items()}
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("PMI", "HYDRA", "MPI"))}
         words = [sys.executable, "-c", program.format(names=variables)]
-        told = subprocess.run(words, env=clean | chosen, capture_output=True, text=True, timeout=30, check=True)
+        told = subprocess.run(words, env=clean | chosen, capture_output=True, text=True, timeout=HANG_S, check=True)
         assert list(map(int, told.stdout.split())) == [items[name][chosen[name]] for name in variables]
 
 

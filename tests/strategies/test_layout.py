@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strategies.layout import experts_of, heads_of, layers_of, main, sequences_of, tokens_of
 from strategies.mesh import Mesh
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -229,6 +230,6 @@ def test_command_runs_without_mpi_and_survives_a_closed_pipe():
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=HANG_S) == 0
     code = "import sys, strategies.layout, strategies.traffic; sys.exit('mpi4py' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=dict(os.environ), check=False).returncode == 0

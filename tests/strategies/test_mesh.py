@@ -1,4 +1,3 @@
-import time
 from math import prod
 
 import pytest
@@ -193,13 +192,12 @@ def test_refusals_of_placements_ranks_and_axes():
         mesh.group("tp-dpp", 0)
 
 
-def test_a_hundred_thousand_ranks_take_no_time():
-    before = time.perf_counter()
+def test_a_hundred_thousand_ranks_are_grouped_without_scanning_them_all():
+    # It takes a second; were all ranks scanned for each group, it would take an hour, and the test be ended.
     mesh = Mesh("tp=8,cp=5,dp=50,pp=50")
     assert mesh.nranks == 100_000
     assert sum(len(group) for axis in mesh.axes for group in mesh.groups(axis)) == 100_000 * len(mesh.axes)
     assert all(rank in mesh.group("tp", rank) for rank in range(mesh.nranks))
-    assert time.perf_counter() - before < 10  # about 1 s; scanning all ranks for each group would take an hour
 
 
 def test_spec_reading():
