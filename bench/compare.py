@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from bench.cautions import LOAD
 from bench.rows import ROWS_FILE, RowsError, read_rows
 from bench.sizes import format_size
-from bench.statistics import Verdict, holm, verdict
+from bench.statistics import INDISTINCT, Verdict, holm, verdict
 from bench.usage import UsageError
 
 POINT = (
@@ -199,16 +199,19 @@ def _change(run: str, old: Mapping[str, Any], new: Mapping[str, Any], p_value: f
 
 
 def _p_value(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
-    """Return the p value of equal medians, whose logarithms are taken as normal with the widths of their intervals."""
+    """Return the p value of medians within `INDISTINCT` of each other.
+
+    Their logarithms are taken as normal with the widths of their intervals.
+    """
     errors = []
     for row in (old, new):
         low, high = _get(row, "time_us_low"), _get(row, "time_us_high")
         if not low or not high:
             return 1.0  # rows of the first schema have no interval, so nothing can be shown
         errors.append(math.log(high / low) / (2 * NORMAL))
-    distance = abs(math.log(new["time_us_p50"] / old["time_us_p50"]))
+    beyond = abs(math.log(new["time_us_p50"] / old["time_us_p50"])) - math.log1p(INDISTINCT)
     error = math.hypot(*errors)
-    return math.erfc(distance / error / math.sqrt(2)) if error else float(distance == 0)
+    return float(beyond <= 0) if not error or beyond <= 0 else math.erfc(beyond / error / math.sqrt(2))
 
 
 def _get(row: Mapping[str, Any], column: str) -> Any:

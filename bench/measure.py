@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class Measuring:
         from mpi4py import MPI
 
         self.job, self.options, self.seed, self.gpu = job, options, seed, gpu
+        self._shuffles = count(seed)  # an order of its own for each point, so that what it favours is not the same
         self.ways = ways or Ways(options.transport, gpu is not None)
         self.guard = Guard(job.rank, options.hang_seconds)
         self.guard.note = self._missing
@@ -238,7 +240,7 @@ class Measuring:
             self.start if self.gpu is None else self._start_with_idle_gpu,
             self.job,
             limits,
-            self.seed,
+            next(self._shuffles),
             firsts,
             shared=self.clocks.relation.shared,
             alive=self.guard.alive,

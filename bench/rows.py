@@ -95,7 +95,7 @@ class Row:
     slowest_share: float | None = None  # in this share of the samples
     retaken: int | None = None  # samples that did not count, since a rank was late for their start
     other_load: float | None = None  # CPUs of the leader's host that other programs kept busy
-    native_p: float | None = None  # of the sign test of equal speed, corrected for all contenders of the point
+    native_p: float | None = None  # of the sign test of a speed within 1%, corrected for all contenders of the point
     verdict: str = ""  # faster or slower than the baseline, or no difference shown
     cautions: str = ""  # reasons not to take the times at face value, see bench.cautions
     between_nbytes_max: int | None = None  # sent to other nodes by the node that sends most; nodes as `ppn` says

@@ -2,8 +2,9 @@
 
 mpirun -n 4 python -m bench.selftest [PRIMITIVE ...] [options of bench.sweep]
 
-Each contender at each point is made ready twice and both take turns, exactly as contenders of a sweep do. A difference
-is claimed where the p value of the two is at most 5%, so about one in twenty may be. Status 1: more than that.
+Each contender at each point is made ready twice and both take turns, exactly as contenders of a sweep do, with more
+samples than there, so that smaller differences show. One is claimed where the p value of the two is at most 5%, so
+about one in twenty may be. Status 1: more than that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from bench.launch import Launch, check_one_world, prepare
 
-DEFAULTS = ("-e", "1M", "-f", "64", "--no-plots")
+DEFAULTS = ("-e", "1M", "-f", "64", "--iters", "200", "--max-seconds", "5", "--no-plots")
 CLAIM = 0.05  # of cells in which a difference may be claimed
 
 
@@ -48,7 +49,7 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
     from bench.options import parse_or_exit
     from bench.points import points
     from bench.samples import paired
-    from bench.statistics import sign_test
+    from bench.statistics import INDISTINCT, sign_test
     from bench.sweep import SEED
     from collectives import PRIMITIVES
 
@@ -65,7 +66,7 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
         names = contenders[point.primitive.name]
         for what, name, one, other in measuring.against_itself(point, names):
             pair = paired(one, other)
-            cell = Cell(what, name, float(np.median(pair[0] / pair[1])), sign_test(*pair))
+            cell = Cell(what, name, float(np.median(pair[0] / pair[1])), sign_test(*pair, INDISTINCT))
             cells.append(cell)
             if not options.quiet:
                 print(f"{cell.ratio:7.4f}  p {cell.p_value:6.4f}  {cell.algorithm:<24} {cell.point}", flush=True)

@@ -15,6 +15,9 @@ Samples = Sequence[float] | npt.NDArray[np.float64]
 
 RESAMPLES = 2000  # each end of a 95% interval then rests on 50 of them
 CONFIDENCE = 0.95
+INDISTINCT = 0.01
+"""A difference that is none: plans of one algorithm differ by as much, by where in memory each lies (the median over
+the cells of `bench.selftest`, on quiet CPUs)."""
 MANY = 100  # samples from which the normal approximation of order statistics will do
 
 Verdict = Literal["faster", "slower", "no difference shown"]
@@ -68,15 +71,22 @@ def paired_ratio(baseline: Samples, contender: Samples, seed: int = 0) -> Ratio:
     return Ratio(float(np.median(ratios)), *_bootstrapped(ratios, seed))
 
 
-def sign_test(baseline: Samples, contender: Samples) -> float:
-    """Return how likely so uneven a score of pairs is when neither is faster: the two-sided sign test's p.
+def sign_test(baseline: Samples, contender: Samples, margin: float = 0.0) -> float:
+    """Return how likely so uneven a score of pairs is when neither is faster by more than `margin`, a share.
 
     Contenders take turns in an order that is drawn anew for each pair, so for two that do not differ each pair falls
-    either way with probability 1/2, whatever the times are distributed like: the test is exact. Ties count for none.
+    either way with probability 1/2, whatever the times are distributed like: the two-sided sign test is exact. With a
+    margin it is that of a minimum effect (Murphy and Myors 1999): pairs are scored by which side of the margin they
+    fall. Ties count for none.
     """
     ratios = _ratios(baseline, contender)
-    above, below = int((ratios > 1).sum()), int((ratios < 1).sum())
-    return min(1.0, 2 * _tail(above + below, min(above, below)))
+    return min(1.0, 2 * min(_so_far_above(ratios, 1 + margin), _so_far_above(1 / ratios, 1 + margin)))
+
+
+def _so_far_above(ratios: npt.NDArray[np.float64], bound: float) -> float:
+    """Return how likely so many `ratios` lie above `bound` if each does so with probability 1/2."""
+    above, below = int((ratios > bound).sum()), int((ratios < bound).sum())
+    return _tail(above + below, below)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

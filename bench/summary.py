@@ -10,7 +10,7 @@ from bench.contenders import NATIVE, Contender
 from bench.points import KEY, Point
 from bench.rows import Row, Status, algbw_GBps, busbw_GBps
 from bench.samples import Samples, paired
-from bench.statistics import holm, median_interval, paired_ratio, sign_test, summarise, verdict
+from bench.statistics import INDISTINCT, holm, median_interval, paired_ratio, sign_test, summarise, verdict
 
 
 def rows(
@@ -33,7 +33,7 @@ def rows(
     pairs = {name: pair for name, pair in pairs.items() if len(pair[0])}
     # Whether any of them differs is asked for all at once, so that one in twenty is not called different by chance.
     others = [name for name in pairs if name != NATIVE]
-    corrected = dict(zip(others, holm([sign_test(*pairs[name]) for name in others]), strict=True))
+    corrected = dict(zip(others, holm([sign_test(*pairs[name], INDISTINCT) for name in others]), strict=True))
     made = []
     for contender in contenders:
         figures = dict(costs.get(contender.label, {}))

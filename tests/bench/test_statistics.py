@@ -144,6 +144,22 @@ def test_the_sign_test_counts_how_often_each_was_faster(baseline, contender, p):
     assert sign_test(baseline, contender) == pytest.approx(p)
 
 
+@pytest.mark.parametrize(
+    ("contender", "p"),
+    [
+        ([1.03] * 8, 2 / 2**8),
+        ([1 / 1.03] * 8, 2 / 2**8),
+        ([1.01] * 8, 1.0),
+        ([1.0] * 4 + [1.01] * 4, 1.0),
+        ([1.03] * 8 + [1.0], 2 * (1 + 9) / 2**9),
+        ([1.03] * 6 + [1.0] * 2, 2 * (1 + 8 + 28) / 2**8),
+        ([1.03] * 4 + [1 / 1.03] * 4, 1.0),
+    ],
+)
+def test_with_a_margin_only_what_lies_beyond_it_counts_for_a_difference(contender, p):
+    assert sign_test(contender, [1.0] * len(contender), 0.02) == pytest.approx(p)
+
+
 def test_the_sign_test_of_many_pairs_is_a_probability():
     assert 0 < sign_test([2.0] * 1000, [1.0] * 1000) < 1e-200
     rng = np.random.default_rng(3)
