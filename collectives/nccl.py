@@ -12,7 +12,7 @@ from typing import Any
 from collectives import buffers, devices
 from collectives.attached import Attached
 from collectives.bind import Bound
-from collectives.communicators import Refused, nccl_module
+from collectives.communicators import Refused, nccl_module, unavailable
 from collectives.operations import Operation
 from collectives.plan import NotApplicable, Plan
 from collectives.registry import offsets
@@ -21,6 +21,8 @@ OWN, GROUPED = "its own collective", "grouped sends and receives"
 COLLECTIVES = ("broadcast", "reduce", "allgather", "allgatherv", "allreduce", "reduce_scatter", "reduce_scatterv")
 WITH_TREES = ("allreduce",)
 DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+BFLOAT16, BFLOAT16_SINCE = 9, 21000
+"""NCCL's number for bfloat16, which CuPy has no name for, and the version in which it came: 2.10."""
 OPERATIONS = ("sum", "prod", "max", "min")
 
 Call = Callable[[int], Any]
@@ -41,8 +43,12 @@ def unmet(bound: Bound, operation: Operation, name: str) -> str | None:
         return f"NCCL has trees for {', '.join(WITH_TREES)} only"
     if primitive.combines and (operation.name not in OPERATIONS or operation.mpi_name is None):
         return f"NCCL cannot combine with {operation.name}"
-    if primitive.combines and bound.dtype.name not in DTYPES:
+    if primitive.combines and bound.dtype.name not in (*DTYPES, "bfloat16"):
         return f"NCCL does not combine {bound.dtype.name}"
+    if primitive.combines and bound.dtype.name == "bfloat16" and not unavailable():
+        version = nccl_module().get_version()
+        if version < BFLOAT16_SINCE:
+            return f"NCCL combines bfloat16 from 2.10, and this one is {_in_words(version)}: install a newer one"
     if primitive.name.startswith(("allgather", "reduce_scatter")) and not problem.even:
         return f"NCCL's {primitive.name} wants blocks of one length, and these are {list(problem.block_counts)}"
     if problem.in_place and primitive.name.startswith(("reduce_scatter", "alltoall")):
@@ -140,8 +146,16 @@ def _datatype(nccl: Any, bound: Bound, combines: bool) -> tuple[Any, int]:
     dtype = bound.dtype
     if dtype.name in DTYPES:
         return getattr(nccl, f"NCCL_{dtype.name.upper()}"), 1
-    assert not combines
+    if combines:
+        assert dtype.name == "bfloat16"
+        return BFLOAT16, 1
     return nccl.NCCL_UINT8, dtype.itemsize
+
+
+def _in_words(version: int) -> str:
+    """Return a version of NCCL as people write it: 2804 is 2.8.4, and 21003, with a digit more since 2.9, is 2.10.3."""
+    major, rest = divmod(version, 10000 if version >= 10000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 Message = tuple[bool, int, Any]

@@ -42,9 +42,10 @@ def ranks(pytestconfig, gpu):
 
 def wrong_elements(comm, problem, algorithm="nccl", dtype="float32", op="sum"):
     checked = Checked(problem, comm.Get_rank(), dtype, op, on_gpu, on_gpu)
-    more = {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
+    how = {"algorithm": algorithm, "op": op, "root": problem.root, "dtype": dtype}
+    how |= {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
     wrong = 0
-    with problem.primitive.plan(comm, *checked.arrays, algorithm=algorithm, op=op, root=problem.root, **more) as plan:
+    with problem.primitive.plan(comm, *checked.arrays, **how) as plan:
         for _ in range(3):
             checked.reset()  # which leaves work in the stream
             plan()
@@ -73,12 +74,13 @@ def test_every_primitive_is_right(ranks, name):
     for problem in problems(primitive, nranks):
         assert wrong_elements(ranks, problem) == 0, problem
         if not primitive.combines:
-            assert wrong_elements(ranks, problem, dtype="int16") == 0  # moved as bytes
+            for dtype in ("int16", "bfloat16"):
+                assert wrong_elements(ranks, problem, dtype=dtype) == 0  # moved as bytes
 
 
 def test_every_dtype_and_operation_of_nccl_is_right(ranks):
     problem = allreduce.problem(ranks.Get_size(), 40)
-    for dtype in DTYPES:
+    for dtype in (*DTYPES, "bfloat16"):
         for op in OPERATIONS:
             assert wrong_elements(ranks, problem, dtype=dtype, op=op) == 0
 
@@ -165,6 +167,17 @@ def test_what_nccl_lacks_is_refused_with_the_reason(ranks, gpu):
         counts, rank = (5, *[4] * (n - 1)), ranks.Get_rank()
         both = gpu.zeros(4 * n + 1, np.float32), gpu.zeros(counts[rank], np.float32)
         refused(reduce_scatter, *both, counts=counts, match="NCCL's reduce_scatter wants blocks of one length")
+
+
+@pytest.mark.parametrize(("code", "told"), [(2804, "2.8.4"), (20908, "2.9.8")])
+def test_bfloat16_is_refused_by_an_nccl_before_it_had_the_type(ranks, standin, monkeypatch, code, told):
+    from cupy.cuda import nccl
+
+    monkeypatch.setattr(nccl, "get_version", lambda: code)
+    n = ranks.Get_size()
+    with pytest.raises(NotApplicable, match=f"NCCL combines bfloat16 from 2.10, and this one is {told}"):
+        wrong_elements(ranks, allreduce.problem(n, 8), dtype="bfloat16")
+    assert wrong_elements(ranks, allgather.problem(n, 8 * n), dtype="bfloat16") == 0  # only moved
 
 
 def test_ranks_that_share_a_gpu_are_refused_unless_nccl_is_told_to_allow_it(ranks, standin, monkeypatch):

@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 
+import ml_dtypes
 import numpy as np
 
 from .._machine import machine, unlocked
@@ -27,9 +28,9 @@ from .runtime import getDeviceProperties
 available = os.environ.get("STANDIN_NCCL") != "missing"
 
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64 = 0, 1, 2, 3, 4, 5
-NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64 = 6, 7, 8
+NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64 = 6, 7, 8  # and 9, bfloat16, which CuPy has no name for
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = 0, 1, 2, 3
-DTYPES = [np.dtype(one) for one in ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8")]
+DTYPES = [np.dtype(one) for one in ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", ml_dtypes.bfloat16)]
 FUNCTIONS = [np.add, np.multiply, np.maximum, np.minimum]
 ID_NBYTES = 128
 LIMIT_SECONDS = float(os.environ.get("STANDIN_NCCL_SECONDS", 120))
