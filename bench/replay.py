@@ -60,7 +60,7 @@ class Replay:
     """One rank's step on a mesh. Made, used and freed by all ranks of `comm` alike; `free` comes before the mesh's.
 
     traffic: the calls of this rank. scale: what messages are multiplied with. overlap: whether buckets of gradients may
-    be under way beside other calls, for which they have buffers of their own.
+    be under way beside other calls, for which they have buffers of their own. without_nccl: why NCCL has no part in it.
     """
 
     def __init__(
@@ -72,8 +72,10 @@ class Replay:
         options: Options,
         nnodes: int,
         overlap: bool = False,
+        without_nccl: str = "",
     ) -> None:
         self.comm, self.mesh, self._options, self._nnodes = comm, mesh, options, nnodes
+        self._without_nccl = without_nccl
         self.rank = comm.Get_rank()
         self.dtype = options.dtypes[0]
         self._itemsize = dtype_of(self.dtype).itemsize
@@ -136,8 +138,7 @@ class Replay:
         """Return the contenders for a kind, native first. Raises UsageError as `contenders.labels`."""
         if kind.primitive == MESSAGE:
             return list(CONTENDERS)
-        # Not NCCL: where ranks share a GPU it may wait for ever, and a step does not try it in a child process first.
-        return [one for one in labels(PRIMITIVES[kind.primitive], self._options, self._nnodes) if not is_nccl(one)]
+        return labels(PRIMITIVES[kind.primitive], self._options, self._nnodes)
 
     def sets(self, kind: Kind) -> Sequence[Any]:
         """Return the buffers of this rank for a kind, one for each set of the pool, with what is right in them."""
@@ -156,6 +157,8 @@ class Replay:
     def ready(self, kind: Kind, sets: Sequence[Any]) -> list[Contender]:
         """Return the contenders for a kind, with plans on `sets`. On all ranks the same are skipped."""
         part, names = self.step.parts.get(kind), self.names(kind)
+        refused = [one for one in names if is_nccl(one)] if self._without_nccl else []
+        names = [one for one in names if one not in refused]
         group = self._comms[kind.axis, kind.ends]
         if part is None:
             contenders = [Contender(name, list(sets)) for name in names]
@@ -166,7 +169,7 @@ class Replay:
             contenders = make_ready(names, group, sets, self._arenas[kind in self.buckets], group.Barrier)
         agree(self.comm, contenders)
         self._made += contenders
-        return contenders
+        return [*contenders, *(Contender(one, reason=self._without_nccl) for one in refused)]
 
     def whole(self, chosen: Mapping[Kind, Contender], buckets: Buckets = "in turn") -> Callable[[], None]:
         """Return a call that makes all calls of the step in order, each kind through the contender chosen for it.

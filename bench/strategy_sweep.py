@@ -50,7 +50,8 @@ def _replayed(
 ) -> Iterator[PatternRow]:
     job = measuring.job
     traffic = STRATEGIES[training.strategy].traffic(training.job, mesh, job.rank)
-    replay = Replay(job.comm, mesh, traffic, options.scale, contenders, job.nnodes, options.overlap)
+    without_nccl = measuring.ways.without_nccl
+    replay = Replay(job.comm, mesh, traffic, options.scale, contenders, job.nnodes, options.overlap, without_nccl)
     try:
         reason = "" if replay.kinds else "makes no call on this mesh"
         reason = reason or measuring.no_room(replay.largest_nbytes) or _pool_filled(measuring, replay)

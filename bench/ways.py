@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench import direct
-from bench.contenders import NATIVE
+from bench.contenders import ALL, NATIVE
 from bench.direct import Evidence
 from bench.gpus import Gpu
 from bench.job import Job
@@ -39,13 +39,18 @@ class Ways:
         if not self.on_gpu or primitive.synchronises:
             return "message", ""
         if is_nccl(label):
-            return "nccl", self.nccl_refusal or self._unwanted("nccl")
+            return "nccl", self.without_nccl
         if self.wanted in ("auto", "direct") and self.evidence is not None:
             refusal = self.evidence.refusal(primitive.name, label, nbytes)
             if self.wanted == "direct" or not refusal:
                 return "direct", refusal
         # The baseline has no other way than this, so it is measured whatever was asked for.
         return "staged", "" if label == NATIVE else self._unwanted("staged")
+
+    @property
+    def without_nccl(self) -> str:
+        """Why NCCL does not take part; an empty text if it does."""
+        return self.nccl_refusal or self._unwanted("nccl")
 
     def _unwanted(self, way: str) -> str:
         return "" if self.wanted in ("auto", way) else f"its transport is {way}"
@@ -67,7 +72,7 @@ def find_ways(job: Job, options: Options, gpu: Gpu | None, contenders: Mapping[s
     if job.leads and options.transport in ("auto", "direct"):
         evidence = _evidence(contenders)
     shared = job.nranks > 1 and bool(job.comm.allreduce(int(gpu.ranks > 1)))
-    asked = any(is_nccl(name) for names in contenders.values() for name in names)
+    asked = _replays_nccl(options) or any(is_nccl(name) for names in contenders.values() for name in names)
     if job.leads and asked and shared and options.transport == "auto":
         refusal = unavailable() or _try_sharing(job.local_nranks)
     job.wait_idly()
@@ -75,6 +80,14 @@ def find_ways(job: Job, options: Options, gpu: Gpu | None, contenders: Mapping[s
     if asked and shared and not refusal:
         os.environ.setdefault(*ALLOW_SHARING)  # before NCCL first looks
     return Ways(options.transport, True, evidence, refusal)
+
+
+def _replays_nccl(options: Options) -> bool:
+    """Whether NCCL is to take part in training steps, as it does unless algorithms are named."""
+    if options.strategies is None:
+        return False
+    named = options.strategies.algorithms or options.algorithms
+    return not named or any(is_nccl(one) or one == ALL for one in named)
 
 
 def _evidence(contenders: Mapping[str, Sequence[str]]) -> Evidence:

@@ -52,7 +52,7 @@ def test_a_sweep_on_gpus_is_checked_and_says_which(launch, tmp_path):
 
 @pytest.mark.launch
 def test_every_strategy_is_replayed_on_gpus(launch, tmp_path):
-    words = ("--strategy", "all", "-a", "ring,pairwise,window", "--scale-bytes", "1/64", "--max-seconds", "0.02")
+    words = ("--strategy", "all", "-a", "ring,pairwise,window,nccl", "--scale-bytes", "1/64", "--max-seconds", "0.02")
     result = on_standin(launch, 2, *words, "-o", tmp_path / "run", STANDIN_GPUS="2")
     assert result.status == 0, result.err
     rows, _ = read_patterns(tmp_path / "run" / STRATEGIES_FILE)
@@ -63,14 +63,16 @@ def test_every_strategy_is_replayed_on_gpus(launch, tmp_path):
     assert all(row["wrong"] == 0 for row in measured)
     whole = {row["strategy"] for row in measured if row["primitive"] == WHOLE}
     assert whole == set(STRATEGIES) - {"hybrid"}  # which of its axes, on two ranks?
-    assert {"native", "ring", "pairwise", "window", "direct"} <= {row["algorithm"] for row in measured}
+    assert {"native", "ring", "pairwise", "window", "direct", "nccl"} <= {row["algorithm"] for row in measured}
+    by_nccl = {row["strategy"] for row in measured if row["algorithm"] == "nccl, else native"}
+    assert by_nccl == whole - {"pipeline"}  # whose messages go between neighbours
 
 
 @pytest.mark.launch
 def test_a_step_that_finds_no_room_is_skipped_and_the_next_goes_on(launch, tmp_path):
-    words = ("--strategy", "tensor,data", "--overlap", "--max-seconds", "0.02")
+    words = ("--strategy", "tensor,data", "-a", "ring,nccl", "--overlap", "--max-seconds", "0.02")
     limits = {"STANDIN_NBYTES": str(8 << 20), "STANDIN_CLAIMS_NBYTES": str(1 << 30)}
-    result = on_standin(launch, 2, *words, "-o", tmp_path / "run", **limits)
+    result = on_standin(launch, 2, *words, "-o", tmp_path / "run", NCCL_MULTI_RANK_GPU_ENABLE="0", **limits)
     assert result.status == 0, result.err
     assert "note: nothing is computed beside calls on GPUs: --overlap is left out" in result.err
     rows, _ = read_patterns(tmp_path / "run" / STRATEGIES_FILE)
@@ -78,6 +80,9 @@ def test_a_step_that_finds_no_room_is_skipped_and_the_next_goes_on(launch, tmp_p
     assert told["data"][0] == "skipped"
     assert "out of memory: Out of memory allocating" in told["data"][1]
     assert told["tensor"][0] == "ok"
+    reasons = {row["reason"] for row in rows if row["algorithm"] == "nccl"}
+    assert len(reasons) == 1
+    assert reasons.pop().startswith("ranks share a GPU, and NCCL ended with status")
 
 
 @pytest.mark.launch
