@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from collectives.operations import FOREIGN, SMALL, Operation, find_operation
 from collectives.plan import HandPlan, NotApplicable, Plan
 from collectives.regions import RECV, SEND
 from collectives.registry import Algorithm, Nodes, Primitive, UnknownNameError, nodes_of
+from collectives.rounds import Combine, PullReduce, RecvReduce, as_rounds
 from collectives.settling import settle
 from collectives.staging import stage
 from collectives.transports import DIRECT, NCCL, STAGED, TRANSPORTS
@@ -168,6 +170,8 @@ def _make_by_hand(
     if unmet:
         raise NotApplicable(unmet)
     tag = first_tag()
+    accumulate = algorithm.how.get("accumulate")
+    in_registers = accumulate is not None and _combines_at_once(bound, algorithm) and _has_kernel(bound, operation)
 
     def bare(bound: Bound, arena: buffers.Arena | None) -> Plan:
         unit = buffers.unit(bound.held, operation.width)
@@ -200,13 +204,13 @@ def _make_by_hand(
         if debugging():
             check_disjoint(layout)
             watch = watched(bound, layout, algorithm.label)
-        return HandPlan(attached, bound, layout, operation, tag, arena, synchronous, watch, window, streams)
+        rounded = not in_registers
+        return HandPlan(attached, bound, layout, operation, tag, arena, synchronous, watch, window, streams, rounded)
 
     def perhaps_guarded(bound: Bound) -> Plan:
         return guarded_plan(bound, bare) if debugging() else bare(bound, scratch)
 
-    accumulate = algorithm.how.get("accumulate")
-    if accumulate is None:
+    if accumulate is None or in_registers:
         return perhaps_guarded(bound)
     wide = np.dtype(str(accumulate))
     return WorkPlan(bound, lambda array: buffers.empty(array.shape, wide, array), perhaps_guarded, dtype=wide)
@@ -215,6 +219,16 @@ def _make_by_hand(
 def _has_kernel(bound: Bound, operation: Operation) -> bool:
     """Whether one kernel can combine what all ranks have and write the result to all of them."""
     return bound.dtype is not None and kernels.applies(operation, bound.dtype.name, 2 * bound.problem.nranks)
+
+
+def _combines_at_once(bound: Bound, algorithm: Algorithm) -> bool:
+    """Whether all combinations are by one kernel over the vectors of all ranks, so that no partial result is stored."""
+    problem = bound.problem
+    if not (bound.on_device and algorithm.shares_memory(problem)):
+        return False
+    rounds = chain.from_iterable(as_rounds(algorithm.rounds(problem, rank)) for rank in range(problem.nranks))
+    combining = [one for one in chain.from_iterable(rounds) if isinstance(one, (PullReduce, RecvReduce, Combine))]
+    return all(isinstance(one, PullReduce) and len(one.peers) == problem.nranks for one in combining)
 
 
 def _with_nodes(bound: Bound, attached: Attached, nodes: Nodes | None) -> Bound:

@@ -288,3 +288,8 @@ def same_everywhere(one: Region, other: Region) -> bool:
     """Whether both are the same elements of the receive buffer, of whichever rank."""
     buffers = [region.buffer[1] if isinstance(region.buffer, tuple) else region.buffer for region in (one, other)]
     return buffers == [RECV, RECV] and one[1:] == other[1:]
+
+
+def all_same(some: Sequence[Region], others: Sequence[Region]) -> bool:
+    """Whether two streams are the same elements of the receive buffer, of whichever rank."""
+    return len(some) == len(others) and all(map(same_everywhere, some, others))

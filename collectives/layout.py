@@ -21,7 +21,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
-from collectives.exposure import Exposure, same_everywhere
+from collectives.exposure import Exposure, all_same, same_everywhere
 from collectives.program import Instruction, Program, Transfer
 from collectives.regions import (
     ALWAYS,
@@ -408,14 +408,15 @@ class _Builder:
     def _fused(self, steps: Sequence[_Step]) -> list[list[Region]]:
         """Return where the result of a reduction goes if `steps` are no more and are to be one, else nothing.
 
-        What a step copies is then the result, as it already lies in one of the places.
+        What a step copies is then the result, as it already lies in one of the places. Where all ranks have one receive
+        buffer, a place in it is the same of whichever rank.
         """
         targets: list[list[Region]] = []
-        if self.options.fused and not self.options.common and steps and len(steps[0].sources) > 1:
+        if self.options.fused and steps and len(steps[0].sources) > 1:
             for sources, into in steps:
                 if targets and (len(sources) > 1 or sources[0] not in targets):
                     return []
-                if into not in targets:
+                if not any(one == into or (self.options.common and all_same(one, into)) for one in targets):
                     targets.append(into)
         return targets
 

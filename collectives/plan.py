@@ -86,7 +86,7 @@ class HandPlan(Plan):
 
     `watch` is told the number of each transfer just before it is started. `window` is the memory of peers, where that
     is accessed; if it is staged, the calls for even and for odd times alternate. `streams` are those of a GPU, where a
-    layout is staged through the host.
+    layout is staged through the host. `rounded`: see `Combination`; if not, the layout must have nothing but such.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class HandPlan(Plan):
         watch: Callable[[int], None] | None = None,
         window: WindowTransport | GpuWindowTransport | None = None,
         streams: Streams | None = None,
+        rounded: bool = True,
     ) -> None:
         if bound.dtype is None and layout.scratch_count:
             raise ValueError(
@@ -120,7 +121,7 @@ class HandPlan(Plan):
             self._arrays[HOST] = buffers.pinned(layout.host_count, unit)
         self._transport = MessageTransport(attached.comm, layout.transfers, self._arrays, first_tag, synchronous)
         self._window, self._unit, self._streams = window, unit, streams
-        self._operation, self._dtype = operation, bound.dtype
+        self._operation, self._dtype, self._rounded = operation, bound.dtype, rounded
         self._by_kernel = bound.on_device and bound.dtype != bound.held
         combine = buffers.function_of(operation.combine, bound.some)
         self._parity = 0
@@ -181,6 +182,7 @@ class HandPlan(Plan):
         if isinstance(instruction, Reduce):
             return [self._combiner(*(list(map(self._view, regions)) for regions in instruction))]
         assert isinstance(instruction, Fold)
+        assert self._rounded  # a partial result is stored
         left, right, into = map(self._view, instruction)
         if self._by_kernel:
             return [self._combiner([left, right], [into])]
@@ -189,7 +191,7 @@ class HandPlan(Plan):
         return [partial(combine, left, right, into) if quick else partial(combine, left, right, out=into)]
 
     def _combiner(self, operands: Sequence[Any], targets: Sequence[Any]) -> Callable[[], Any]:
-        what = Combination(self._operation.name, self._dtype.name, len(operands), len(targets))
+        what = Combination(self._operation.name, self._dtype.name, len(operands), len(targets), self._rounded)
         return combining.combiner(what, operands, targets)
 
     def _test(self, instruction: Sync | Wait | Settle) -> Callable[[], bool]:

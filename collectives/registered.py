@@ -76,7 +76,7 @@ def alloc_common(comm: MPI.Intracomm, count: int, dtype: Any, device: str = "cpu
         raise ValueError(f"alloc_common: count {count} is negative")
     nbytes = max(1, count) * np.dtype(dtype).itemsize
     if device == "cuda":
-        return attached_to(comm).gpu.take_common(nbytes).view(dtype)[:count]
+        return attached_to(comm).gpu.take_common(nbytes).view(stored(np.dtype(dtype)))[:count]
     if device != "cpu":
         raise ValueError(f"alloc_common: there is no device {device!r} (there are: cpu, cuda)")
     memory = attached_to(comm).shared.take_common(nbytes)

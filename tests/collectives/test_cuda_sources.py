@@ -2,6 +2,7 @@
 
 import ctypes
 from importlib.metadata import PackageNotFoundError, files
+from itertools import product
 
 import pytest
 
@@ -71,8 +72,8 @@ def nvrtc():
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_combinations_compile_for_every_architecture(nvrtc, dtype):
-    for architecture in nvrtc.architectures:
-        ptx = nvrtc.compiled(combination_source(Combination("sum", dtype, 8, 8)), architecture)
+    for architecture, rounded in product(nvrtc.architectures, {True, dtype not in SMALL_FLOATS}):
+        ptx = nvrtc.compiled(combination_source(Combination("sum", dtype, 8, 8, rounded)), architecture)
         assert ".entry combine(" in ptx
         assert "ld.global.v" in ptx  # packs are loaded at once
         assert ".local" not in ptx  # and stay in registers

@@ -7,7 +7,7 @@ from bench.check import Checked, on_gpu
 from collectives import PRIMITIVES, allgather, alloc, alloc_common, allreduce, broadcast, release
 from collectives.attached import attached_to
 from collectives.ipc import BLOCK_NBYTES
-from collectives.operations import OPERATIONS, SMALL, Operation, dtype_of
+from collectives.operations import HALF, OPERATIONS, SMALL, Operation, dtype_of
 from collectives.plan import NotApplicable
 
 pytestmark = pytest.mark.mpi
@@ -135,6 +135,29 @@ def test_every_dtype_and_operation_is_combined_in_the_order_of_ranks(fresh_comm,
         send.set(inputs[rank].view(send.dtype))
         allreduce(fresh_comm, send, recv, algorithm=algorithm, op=op, dtype=dtype)
         assert recv.get().tobytes() == total.tobytes()
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_is_accumulated_inside_the_kernel_and_rounded_once(fresh_comm, standin, dtype):
+    n, rank, meant, counts = fresh_comm.Get_size(), fresh_comm.Get_rank(), dtype_of(dtype), standin.machine.counts
+    inputs = [np.random.default_rng(one).uniform(-1, 1, 101).astype(meant) for one in range(n)]
+    total = np.zeros(101, np.float32)
+    for one in inputs:
+        total += one.astype(np.float32)
+    for algorithm in ("window", "window_pull", "window_one_shot", "window_pipelined:segments=2", "in common"):
+        send, recv = (alloc(fresh_comm, 101, meant, device="cuda") for _ in range(2))
+        if algorithm == "in common":
+            algorithm, recv = "window", alloc_common(fresh_comm, 101, meant, device="cuda")
+        send.set(inputs[rank].view(send.dtype))
+        with allreduce.plan(fresh_comm, send, recv, algorithm=f"{algorithm}:accumulate=float32", dtype=dtype) as plan:
+            plan()
+            counts.clear()
+            plan()
+            assert counts["kernels"] == (0 if n == 1 else 2 if "segments" in algorithm else 1)
+            assert plan.scratch_nbytes == 0  # nothing is kept in float32
+            fresh_comm.Barrier()
+            assert recv.get().tobytes() == total.astype(meant).tobytes()
+            fresh_comm.Barrier()
 
 
 def test_an_operation_of_your_own_is_combined_piece_by_piece(fresh_comm, gpu):

@@ -363,9 +363,10 @@ def test_what_is_no_reduction_is_not_fused():
 
 def test_one_receive_buffer_for_all_is_written_once():
     everything = frozenset({"send", "recv"})
-    for primitive, name in ((allreduce, "window"), (allreduce, "window_pull"), (allgather, "window")):
+    cases = (allreduce, "window"), (allreduce, "window_pull"), (allgather, "window")
+    for (primitive, name), fused in product(cases, (False, True)):
         algorithm, problem = primitive.find(name), primitive.problem(3, 17)
-        options = Options(piece=2, shared=everything, common=True, fused=True)
+        options = Options(piece=2, shared=everything, common=True, fused=fused)
         layouts = [lay_out(problem, algorithm, rank, options) for rank in range(3)]
         inputs = [data_of(problem, rank) for rank in range(3)]
         common = buffers_of(problem, 0, inputs[0])[1]
@@ -373,9 +374,11 @@ def test_one_receive_buffer_for_all_is_written_once():
             common[:] = -1
             interpret(layouts, [one.copy() for one in inputs], [common] * 3, late=late)
             assert list(common) == list(expected(problem, 0, inputs.__getitem__))
-        written = [one.target for layout in layouts for one in layout.program if isinstance(one, Move)] + [
-            one.into for layout in layouts for one in layout.program if isinstance(one, Fold)
-        ]
+        program = [one for layout in layouts for one in layout.program]
+        written = [one.target for one in program if isinstance(one, Move)]
+        written += [one.into for one in program if isinstance(one, Fold)]
+        written += [target for one in program if isinstance(one, Reduce) for target in one.targets]
+        assert any(isinstance(one, Fold) for one in program) == (primitive is allreduce and not fused)
         counts = [one.stop - one.start for one in written if one.buffer != "scratch"]
         assert sum(counts) == 17
 
