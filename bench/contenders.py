@@ -16,7 +16,7 @@ from bench.timing import seconds_of
 from bench.usage import UsageError
 from collectives.buffers import Arena
 from collectives.registry import Nodes, Primitive, Problem, UnknownNameError, nodes_of
-from collectives.transports import DIRECT, STAGED
+from collectives.transports import AUTO, TRANSPORTS
 
 NATIVE = "native"
 OUT_OF_MEMORY = "out of memory"
@@ -195,6 +195,6 @@ def _plan(name: str, comm: Any, checked: Checked, arena: Arena, ppn: int | None,
         counts=problem.counts,
         scratch=arena,
         ppn=ppn,
-        transport=DIRECT if transport == DIRECT else STAGED,
+        transport=transport if transport in TRANSPORTS else AUTO,
         dtype=checked.dtype,
     )

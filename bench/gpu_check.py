@@ -101,7 +101,7 @@ def _figures(report: Report) -> Iterator[Figure]:
 def _staged(report: Report, nranks: int, ceiling: dict[str, float]) -> Iterator[Figure]:
     """Compare staged all-reduce with the library's call staged the plain way, and with what link and host allow."""
     sweeper, nbytes = Sweeper(report.mpirun, False), str(report.nbytes)
-    words = ["allreduce", "-a", "native,ring,rabenseifner,spread", "-b", nbytes, "-e", nbytes]
+    words = ["allreduce", "-a", "native,ring,rabenseifner,spread,window_pull", "-b", nbytes, "-e", nbytes]
     words += ["-n", "15", "--max-seconds", "8"]
     rows = sweeper.rows(nranks, *words, "--device", "cuda", "--transport", "staged")
     row = next(iter(best(rows).values()), None)

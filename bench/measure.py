@@ -31,6 +31,7 @@ from bench.start import Deadline
 from bench.timing import Limits, sample, seconds_of
 from bench.ways import Ways
 from collectives import Arena, barrier, devices, release
+from collectives.ipc import Unreachable
 from collectives.operations import dtype_of
 from collectives.shared import SharedMemoryError
 
@@ -157,7 +158,7 @@ class Measuring:
         lacking = ""
         try:
             sets, contenders = self._made_ready(point, names)
-        except SharedMemoryError as reason:  # which all ranks find out together
+        except (SharedMemoryError, Unreachable) as reason:  # which all ranks find out together
             lacking = str(reason)
         if lacking:  # and nothing holds any more what was made before
             self.give_back(everything=True)

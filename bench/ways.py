@@ -22,20 +22,28 @@ from collectives.registry import Problem
 class Ways:
     """How each contender moves data, with buffers on GPUs or not.
 
-    `wanted` is one of `options.TRANSPORTS`. `nccl_refusal` says why NCCL is not to be tried, where it is not.
+    `wanted` is one of `options.TRANSPORTS`. `nccl_refusal` says why NCCL is not to be tried, where it is not, and
+    `unreachable` why GPUs cannot open one another's memory; an empty text if they can, None where it was not tried.
     """
 
     def __init__(
-        self, wanted: str = "auto", on_gpu: bool = False, evidence: Evidence | None = None, nccl_refusal: str = ""
+        self,
+        wanted: str = "auto",
+        on_gpu: bool = False,
+        evidence: Evidence | None = None,
+        nccl_refusal: str = "",
+        unreachable: str | None = None,
     ) -> None:
         self.wanted, self.on_gpu, self.evidence, self.nccl_refusal = wanted, on_gpu, evidence, nccl_refusal
+        self.unreachable = unreachable
 
     def of(self, problem: Problem, label: str, nbytes: int) -> tuple[str, str]:
         """Return how a contender moves data, and why it is skipped; an empty text if it is not."""
         primitive = problem.primitive
         algorithm = primitive.algorithms.get(label.partition(":")[0])
         if algorithm is not None and algorithm.shares_memory(problem):
-            return "window", self._unwanted("window")
+            on_host = self.on_gpu and not primitive.synchronises and (self.wanted == "staged" or self._falls_back)
+            return ("staged", "") if on_host else ("window", self.unreachable or self._unwanted("window"))
         if not self.on_gpu or primitive.synchronises:
             return "message", ""
         if is_nccl(label):
@@ -48,6 +56,11 @@ class Ways:
         return "staged", "" if label == NATIVE else self._unwanted("staged")
 
     @property
+    def _falls_back(self) -> bool:
+        """Whether what GPUs of a node share goes through the host, as they cannot open one another's memory."""
+        return self.wanted == "auto" and bool(self.unreachable)
+
+    @property
     def without_nccl(self) -> str:
         """Why NCCL does not take part; an empty text if it does."""
         return self.nccl_refusal or self._unwanted("nccl")
@@ -58,6 +71,8 @@ class Ways:
     def facts(self) -> dict[str, Any]:
         """Return what was found out, for run.json."""
         found: dict[str, Any] = {} if self.evidence is None else {"gpu_memory_for_mpi": self.evidence.facts()}
+        if self.unreachable is not None:
+            found["gpu_memory_for_peers"] = self.unreachable or "opened"
         return found | ({"nccl": self.nccl_refusal or "allowed"} if self.on_gpu else {})
 
 
@@ -79,7 +94,33 @@ def find_ways(job: Job, options: Options, gpu: Gpu | None, contenders: Mapping[s
     evidence, refusal = job.comm.bcast((evidence, refusal), 0)
     if asked and shared and not refusal:
         os.environ.setdefault(*ALLOW_SHARING)  # before NCCL first looks
-    return Ways(options.transport, True, evidence, refusal)
+    unreachable = None
+    if options.transport in ("auto", "window") and any(
+        _shares_memory(primitive, name) for primitive, names in contenders.items() for name in names
+    ):
+        unreachable = _unreachable(job)
+    return Ways(options.transport, True, evidence, refusal, unreachable)
+
+
+def _shares_memory(primitive: str, name: str) -> bool:
+    from collectives import PRIMITIVES
+
+    algorithm = PRIMITIVES[primitive].algorithms.get(name.partition(":")[0])
+    return algorithm is not None and algorithm.shares_memory(PRIMITIVES[primitive].problem(2, 2))
+
+
+def _unreachable(job: Job) -> str:
+    """Return on all ranks why one cannot open the memory of another's GPU, an empty text if all can."""
+    from collectives import release
+    from collectives.attached import attached_to
+    from collectives.shared import SharedMemoryError
+
+    try:
+        why = job.reason(attached_to(job.comm).gpu.unreachable())
+    except SharedMemoryError as reason:  # on all ranks
+        why = str(reason)
+    release(job.comm)  # what it was tried with
+    return why
 
 
 def _replays_nccl(options: Options) -> bool:
@@ -93,13 +134,8 @@ def _replays_nccl(options: Options) -> bool:
 def _evidence(contenders: Mapping[str, Sequence[str]]) -> Evidence:
     from collectives import PRIMITIVES
 
-    def hands_over(primitive: str, name: str) -> bool:
-        algorithm = PRIMITIVES[primitive].algorithms.get(name.partition(":")[0])
-        windowed = algorithm is not None and algorithm.shares_memory(PRIMITIVES[primitive].problem(2, 2))
-        return not windowed and not is_nccl(name)
-
     wanted = {
-        primitive: [name for name in names if hands_over(primitive, name)]
+        primitive: [name for name in names if not _shares_memory(primitive, name) and not is_nccl(name)]
         for primitive, names in contenders.items()
         if not PRIMITIVES[primitive].synchronises
     }

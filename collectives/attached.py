@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from collectives.communicators import Communicators
 from collectives.ipc import GpuMemory
+from collectives.mapped import MappedMemory
 from collectives.shared import SharedMemory
 from collectives.transports.message import WINDOW
 
@@ -47,6 +48,7 @@ class Attached:
     forcing: Freed | None = None  # see collectives.forcing
     window: SharedMemory | None = None
     gpu_window: GpuMemory | None = None
+    mapped_window: MappedMemory | None = None
     nccl_communicators: Communicators | None = None
 
     @property
@@ -62,6 +64,13 @@ class Attached:
         if self.gpu_window is None:
             self.gpu_window = GpuMemory(self.shared)
         return self.gpu_window
+
+    @property
+    def mapped(self) -> MappedMemory:
+        """What of the host's memory its ranks on one node share and their GPUs access."""
+        if self.mapped_window is None:
+            self.mapped_window = MappedMemory(self.shared)
+        return self.mapped_window
 
     @property
     def nccl(self) -> Communicators:

@@ -27,9 +27,9 @@ from collectives.registry import Algorithm, Nodes, Primitive, UnknownNameError, 
 from collectives.rounds import Combine, PullReduce, RecvReduce, as_rounds
 from collectives.settling import settle
 from collectives.staging import stage
-from collectives.transports import DIRECT, NCCL, STAGED, TRANSPORTS
+from collectives.transports import AUTO, DIRECT, NCCL, STAGED, TRANSPORTS
 from collectives.transports.direct import DirectPlan
-from collectives.transports.gpu_window import GpuWindowTransport
+from collectives.transports.gpu_window import GpuWindowTransport, Memory
 from collectives.transports.staged import Streams
 from collectives.transports.window import WindowTransport
 from collectives.work import WorkPlan
@@ -54,7 +54,7 @@ def make(
     synchronous: bool = False,
     nodes: Nodes | None = None,
     ppn: int | None = None,
-    transport: str = STAGED,
+    transport: str = AUTO,
     dtype: str | None = None,
 ) -> Plan:
     """Make one call ready. All ranks of `comm` make the same plans in the same order.
@@ -75,8 +75,10 @@ def make(
         synchronous: use synchronous sends, which shows whether an algorithm relies on buffering.
         nodes: the ranks of each node, for algorithms that take account of them; as MPI sees them if not given.
         ppn: so many ranks after one another make a node, instead of `nodes`.
-        transport: how messages go whose buffers lie on a GPU: ``staged`` through the host, or ``direct``, for an MPI
-            that takes memory of GPUs. One that does not ends the process; `bench.probes` finds out which it is.
+        transport: how data goes between buffers on GPUs: ``staged`` through the host, messages and shared memory alike,
+            or ``direct``, for an MPI that takes memory of GPUs. One that does not ends the process; `bench.probes`
+            finds out which it is. ``auto``: messages through the host, and what ranks of a node share in memory of
+            their GPUs, or of the host where these cannot open one another's.
         dtype: what elements mean where arrays cannot tell, as CuPy's: bfloat16, held in uint16, and float8_e4m3fn and
             float8_e5m2, held in uint8.
 
@@ -156,7 +158,7 @@ def _make_by_hand(
     scratch: buffers.Arena | None,
     synchronous: bool,
     nodes: Nodes | None = None,
-    transport: str = STAGED,
+    transport: str = AUTO,
 ) -> Plan:
     if algorithm.takes_nodes or algorithm.shares_memory(bound.problem):
         bound = _with_nodes(bound, attached, nodes)
@@ -177,12 +179,13 @@ def _make_by_hand(
         unit = buffers.unit(bound.held, operation.width)
         shares_memory = algorithm.shares_memory(bound.problem)
         own: dict[str, Any] = {}
+        memory: Memory | None = None
         on_device = bound.on_device
-        through_host = on_device and (shares_memory or transport == STAGED)
+        through_host = on_device and (shares_memory or transport != DIRECT)
         options = Options.of(algorithm, unit.itemsize, message_cap(), on_device, through_host)
         if shares_memory:
-            bound, options, own, on_device = _registered(bound, attached, options)
-            options = replace(options, fused=on_device and _has_kernel(bound, operation))
+            bound, options, own, memory = _registered(bound, attached, options, transport)
+            options = replace(options, fused=memory is not None and _has_kernel(bound, operation))
         unshareable = ""
         try:
             layout = lay_out(bound.problem, algorithm, bound.rank, options)
@@ -194,7 +197,7 @@ def _make_by_hand(
             raise NotApplicable(unshareable)
         window = streams = None
         if shares_memory:
-            window = _window(attached, layout, own, unit.itemsize, algorithm.staged, on_device)
+            window = _window(attached, layout, own, unit.itemsize, algorithm.staged, memory)
         elif on_device and transport == DIRECT:
             layout, streams = settle(layout), Streams(False)
         elif on_device:
@@ -249,13 +252,13 @@ def _unmet_sharing(bound: Bound, attached: Attached, algorithm: Algorithm) -> st
 
 
 def _window(
-    attached: Attached, layout: Layout, own: dict[str, Any], itemsize: int, staged: bool, on_device: bool
+    attached: Attached, layout: Layout, own: dict[str, Any], itemsize: int, staged: bool, memory: Memory | None
 ) -> WindowTransport | GpuWindowTransport:
     comm, shared, slots_nbytes = attached.comm, attached.shared, layout.shared_count * itemsize
-    if not on_device:
+    if memory is None:
         return WindowTransport(comm, shared, layout.groups, own, slots_nbytes, staged)
     try:
-        return GpuWindowTransport(comm, shared, attached.gpu, layout.groups, own, slots_nbytes, staged)
+        return GpuWindowTransport(comm, shared, memory, layout.groups, own, slots_nbytes, staged)
     except Unreachable as reason:
         raise NotApplicable(str(reason)) from reason
 
@@ -272,11 +275,13 @@ def _unmet_in_common(bound: Bound, attached: Attached | None, label: str, shares
     return None
 
 
-def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bound, Options, dict[str, Any], bool]:
+def _registered(
+    bound: Bound, attached: Attached, options: Options, transport: str
+) -> tuple[Bound, Options, dict[str, Any], Memory | None]:
     """Find out, with all ranks of the node, which buffers lie in shared memory, and where the own ones do.
 
     A buffer counts as shared if that of every rank is. Only the root may know that a call is in place, and a rank
-    without buffers does not know that those of others lie on GPUs, which is the last that is returned.
+    without buffers does not know that those of others lie on GPUs: then the memory is returned that these access.
     """
     shared = attached.shared
     find = attached.gpu.find if bound.on_device else shared.find
@@ -294,8 +299,13 @@ def _registered(bound: Bound, attached: Attached, options: Options) -> tuple[Bou
         raise NotApplicable(f"{bound.problem.primitive.name}: one receive buffer for all ranks cannot be in place")
     found = {name: place for name, place in own.items() if place is not None}
     bound = replace(bound, problem=replace(bound.problem, in_place=in_place))
-    on_device = any(one for *_, one in told)
-    return bound, replace(options, shared=registered, common=common), found, on_device
+    if not any(on_device for *_, on_device in told):
+        return bound, replace(options, shared=registered, common=common), found, None
+    if transport != STAGED and not attached.gpu.unreachable():
+        return bound, replace(options, shared=registered, common=common), found, attached.gpu
+    if common:
+        raise NotApplicable(f"one result in GPU memory for all ranks of a node is written there: not with {transport}")
+    return bound, options, {}, attached.mapped  # on the GPUs no rank sees the buffers of another
 
 
 def _unmet_accumulation(bound: Bound, algorithm: Algorithm, operation: Operation) -> str | None:
@@ -343,7 +353,7 @@ def call(
     root: int = 0,
     count: int | None = None,
     counts: Sequence[Any] | None = None,
-    transport: str = STAGED,
+    transport: str = AUTO,
     dtype: str | None = None,
 ) -> None:
     """Carry out one call. A hand-written algorithm's plan is kept with the communicator for the next such call.

@@ -78,6 +78,14 @@ def processors() -> int:
     return int(cupy_module().cuda.Device().attributes["MultiProcessorCount"])
 
 
+def array_at(address: int, nbytes: int, owner: Any) -> Any:
+    """Return memory that the GPU in use accesses, from an address of its own on, as a CuPy array that keeps `owner`."""
+    cupy = cupy_module()
+    # Taken to be of the GPU in use even if it is of another one, or the host's, which this one then accesses.
+    memory = cupy.cuda.UnownedMemory(address, nbytes, owner, cupy.cuda.Device().id)
+    return cupy.ndarray((nbytes,), np.uint8, memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+
 def start_copy(target: Any, source: Any, stream: Any = None) -> Callable[[], Any]:
     """Return a call that starts a copy between a CuPy array and a NumPy array on `stream`, by default the current one.
 

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from collectives.devices import cupy_module
+from collectives.devices import array_at, cupy_module
 from collectives.shared import SharedMemory, SharedMemoryError
 
 BLOCK_NBYTES = 2 << 20
@@ -72,6 +70,24 @@ class GpuMemory:
         self._blocks: list[_Block] = []
         self._opened: dict[tuple[int, bytes], int] = {}
         self._common: list[_Common] = []
+        self._no_handle = ""  # why own memory has none
+        self._unreachable: str | None = None
+
+    def unreachable(self) -> str:
+        """Return on all ranks why one cannot open the memory of another, "" if all can. Collective the first time.
+
+        Raises:
+            SharedMemoryError: on all ranks: some GPU has no memory to try it with.
+
+        """
+        if self._unreachable is None:
+            place, _ = self.take(1)
+            try:
+                self.reach(self.node.allgather(place))
+                self._unreachable = ""
+            except Unreachable as reason:
+                self._unreachable = str(reason)
+        return self._unreachable
 
     def take(self, nbytes: int) -> tuple[GpuPlace, Any]:
         """Return own memory as a CuPy array of bytes. Collective; each rank may want another size.
@@ -93,7 +109,7 @@ class GpuMemory:
         assert block is not None
         hold = _Hold()
         weakref.finalize(hold, block.give_back).atexit = False
-        return GpuPlace(self.rank, block.handle, 0), self._array(block.address, nbytes, hold)
+        return GpuPlace(self.rank, block.handle, 0), array_at(block.address, nbytes, hold)
 
     def take_common(self, nbytes: int) -> Any:
         """Return the same memory, of the first rank's GPU, as a CuPy array of bytes on all ranks. Collective.
@@ -111,7 +127,7 @@ class GpuMemory:
         self.reach([place])
         hold, address = _Hold(), self._base(place) + place.start
         self._common.append(_Common(place, address, nbytes, weakref.ref(hold), memory if self.rank == 0 else None))
-        return self._array(address, nbytes, hold)
+        return array_at(address, nbytes, hold)
 
     def in_common(self, array: Any) -> bool:
         """Return whether `array` lies in memory that all ranks of the node were handed."""
@@ -147,7 +163,11 @@ class GpuMemory:
             address = self._runtime.malloc(rounded)
         except (RuntimeError, MemoryError):  # CUDARuntimeError: there is no more
             return None
-        block = _Block(address, rounded, bytes(self._runtime.ipcGetMemHandle(address)), used=True)
+        try:
+            handle = bytes(self._runtime.ipcGetMemHandle(address))
+        except RuntimeError as error:
+            handle, self._no_handle = b"", str(error)
+        block = _Block(address, rounded, handle, used=True)
         self._blocks.append(block)
         return block
 
@@ -181,9 +201,9 @@ class GpuMemory:
             Unreachable: on all ranks.
 
         """
-        why = ""
+        why = self._no_handle and f"memory of rank {self.rank} of the node cannot be shared: {self._no_handle}"
         for owner, handle, _ in places:
-            if owner != self.rank and (owner, handle) not in self._opened and not why:
+            if owner != self.rank and handle and (owner, handle) not in self._opened and not why:
                 try:
                     self._opened[owner, handle] = self._runtime.ipcOpenMemHandle(handle)
                 except RuntimeError as error:
@@ -194,19 +214,13 @@ class GpuMemory:
 
     def view(self, place: GpuPlace, start: int, nbytes: int) -> Any:
         """Return `nbytes` of any rank's memory from `start` behind a place that was reached; it keeps nothing alive."""
-        return self._array(self._base(place) + place.start + start, nbytes, self)
+        return array_at(self._base(place) + place.start + start, nbytes, self)
 
     def _base(self, place: GpuPlace) -> int:
         """Return the address at which the allocation of a place begins here."""
         if place.owner == self.rank:
             return next(one.address for one in self._blocks if one.handle == place.handle)
         return self._opened[place.owner, place.handle]
-
-    def _array(self, address: int, nbytes: int, owner: Any) -> Any:
-        cupy = cupy_module()
-        # Taken to be of the GPU in use even if it is of another one, which this one then accesses.
-        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, cupy.cuda.Device().id)
-        return cupy.ndarray((nbytes,), np.uint8, memptr=cupy.cuda.MemoryPointer(memory, 0))
 
     def free(self) -> None:
         """Close and free all; arrays in it must not be used any more. Collective."""

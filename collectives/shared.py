@@ -13,6 +13,7 @@ import weakref
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -92,6 +93,7 @@ class SharedMemory:
         self.local = {rank: index for index, rank in enumerate(mine)}
         self._common: list[_Common] = []
         self._windows: list[_Window | None] = []
+        self.before_free: list[Callable[[int], None]] = []  # called with the number of a window
 
     def take(self, nbytes: int) -> tuple[Place, Any]:
         """Return own shared memory, aligned to cache lines, as bytes. Collective; each rank may want another size.
@@ -209,8 +211,7 @@ class SharedMemory:
             window = self._windows[number]
             if nobody and window is not None:
                 self._windows[number] = None
-                window.window.Unlock_all()
-                window.window.Free()
+                self._free(number, window)
 
     def _unused(self, number: int) -> bool:
         window = self._windows[number]
@@ -224,8 +225,21 @@ class SharedMemory:
 
     def view(self, place: Place, nbytes: int) -> Any:
         """Return `nbytes` of any rank's shared memory as an object with a buffer; it keeps nothing alive."""
-        window = self._window(place.window)
-        return (ctypes.c_ubyte * nbytes).from_address(window.addresses[place.owner] + place.start)
+        return (ctypes.c_ubyte * nbytes).from_address(self.address(place))
+
+    def address(self, place: Place) -> int:
+        """Return where a place lies in this process."""
+        return self._window(place.window).addresses[place.owner] + place.start
+
+    def pages(self, number: int) -> list[tuple[int, int]]:
+        """Return from where to where the parts of a window lie in this process, in whole pages, each page once."""
+        window, spans = self._window(number), list[tuple[int, int]]()
+        for first, nbytes in sorted(zip(window.addresses, window.sizes, strict=True)):
+            start, stop = first // PAGESIZE * PAGESIZE, -(-(first + nbytes) // PAGESIZE) * PAGESIZE
+            if spans and start < spans[-1][1]:
+                start = spans.pop()[0]
+            spans.append((start, stop))
+        return spans
 
     def find(self, array: np.ndarray[Any, Any]) -> Place | None:
         """Return where `array` lies, None if that is not in this memory."""
@@ -257,12 +271,17 @@ class SharedMemory:
 
     def free(self) -> None:
         """Free all windows; arrays in them must not be used any more. Collective."""
-        for window in self._windows:
+        for number, window in enumerate(self._windows):
             if window is not None:
-                window.window.Unlock_all()
-                window.window.Free()
+                self._free(number, window)
         self._windows = []
         self.node.Free()
+
+    def _free(self, number: int, window: _Window) -> None:
+        for call in self.before_free:
+            call(number)
+        window.window.Unlock_all()
+        window.window.Free()
 
 
 def free_nbytes() -> int | None:

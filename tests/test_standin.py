@@ -221,6 +221,29 @@ def test_a_copy_beside_work_needs_pinned_memory(cupy):
         runtime.memcpyAsync(array.data.ptr, host.ctypes.data, 16, runtime.memcpyHostToDevice, 0)
 
 
+def test_memory_of_the_host_is_accessed_where_it_is_registered(cupy):
+    runtime, host = cupy.cuda.runtime, np.arange(4.0)
+    address, nbytes = host.ctypes.data, host.nbytes
+
+    def seen():
+        memory = cupy.cuda.UnownedMemory(runtime.pointerGetAttributes(address).devicePointer, nbytes, host, 0)
+        return cupy.ndarray((4,), np.float64, memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+    with pytest.raises(RuntimeError, match="no device memory at this address"):
+        seen()
+    runtime.hostRegister(address, nbytes, 3)
+    with pytest.raises(RuntimeError, match="AlreadyRegistered"):
+        runtime.hostRegister(address + 8, 8, 3)
+    array = cupy.zeros(4)
+    cupy.copyto(array, seen())
+    host[0] = 9  # the copy has not begun
+    assert array.get().tolist() == [9, 1, 2, 3]
+    assert cupy.machine.counts["host to device"] == 1
+    runtime.hostUnregister(address)
+    with pytest.raises(RuntimeError, match="NotRegistered"):
+        runtime.hostUnregister(address)
+
+
 def test_memory_is_limited_and_given_back(cupy):
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()

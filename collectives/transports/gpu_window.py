@@ -1,18 +1,18 @@
-"""What the GPU memory of peers on a node is to a plan. Ranks meet on the host, when their own GPU has done its work.
+"""What memory that GPUs of a node access is to a plan: that of peers' GPUs, or the host's.
 
+Ranks meet on the host, when their own GPU has done its work.
 No kernel waits for a peer: ranks that share a GPU take turns on it, and one that spins would keep the other from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives import buffers, devices
-from collectives.ipc import GpuMemory, GpuPlace
+from collectives import devices
 from collectives.regions import SHARED, Region
 from collectives.shared import ALIGN_NBYTES, SharedMemory
 from collectives.transports.window import Group, Meeting, WindowTransport
@@ -41,13 +41,26 @@ class GpuMeeting:
         return True
 
 
-class GpuWindowTransport:
-    """A plan's shared scratch on the GPU and its view of what peers share. Made by all ranks of a node together.
+class Memory(Protocol):
+    """Memory that ranks of a node share and their GPUs access: `ipc.GpuMemory`, `mapped.MappedMemory`."""
 
-    The arguments are those of `WindowTransport`, with `memory`, the node's shared GPU memory.
+    def take(self, nbytes: int) -> tuple[Any, Any]:
+        """Return the place of own memory, and what keeps it. Collective."""
+
+    def reach(self, places: Any) -> None:
+        """Let the GPU in use access these places, or raise Unreachable on all ranks. Collective."""
+
+    def view(self, place: Any, start: int, nbytes: int) -> Any:
+        """Return `nbytes` from `start` behind a place that was reached, as a CuPy array."""
+
+
+class GpuWindowTransport:
+    """A plan's shared scratch, which GPUs access, and its view of what peers share. Made by a node's ranks together.
+
+    The arguments are those of `WindowTransport`, with `memory`, in which the scratch and the places of `own` lie.
 
     Raises:
-        Unreachable: on all ranks, where one cannot open the memory of another.
+        Unreachable: on all ranks, where the GPU of one cannot access the memory of another.
 
     """
 
@@ -55,9 +68,9 @@ class GpuWindowTransport:
         self,
         comm: MPI.Intracomm,
         shared: SharedMemory,
-        memory: GpuMemory,
+        memory: Memory,
         groups: Sequence[Group],
-        own: dict[str, GpuPlace],
+        own: dict[str, Any],
         slots_nbytes: int,
         staged: bool,
     ) -> None:
@@ -83,9 +96,9 @@ class GpuWindowTransport:
         place = self._places[rank][1][name]
         return self._array(place, region.start * unit.itemsize, region.stop - region.start, unit)
 
-    def _array(self, place: GpuPlace, start: int, count: int, unit: np.dtype[Any]) -> Any:
+    def _array(self, place: Any, start: int, count: int, unit: np.dtype[Any]) -> Any:
         if not count:
-            return buffers.empty((0, *unit.shape), unit.base, self._memory)
+            return devices.cupy_module().empty((0, *unit.shape), unit.base)
         return self._gpu.view(place, start, count * unit.itemsize).view(unit.base).reshape(count, *unit.shape)
 
     def meeting(self, group: Group) -> GpuMeeting:

@@ -84,6 +84,10 @@ def test_buffers_go_directly_where_that_works_and_through_the_host_elsewhere():
     assert way("window", "ring", None) == ("staged", "its transport is staged")
     assert way("auto", windowed, works) == ("window", "")
     assert way("direct", windowed, works) == ("window", "its transport is window")
+    assert way("staged", windowed, None) == ("staged", "")
+    assert way("staged", "window", None, primitive="barrier") == ("window", "its transport is window")  # it has no data
+    assert way("auto", windowed, works, unreachable="no IPC") == ("staged", "")
+    assert way("window", windowed, None, unreachable="no IPC") == ("window", "no IPC")
     assert way("auto", "nccl:ring", works) == ("nccl", "")
     assert way("auto", "nccl", works, nccl_refusal="it hangs") == ("nccl", "it hangs")
     assert way("direct", "nccl", works) == ("nccl", "its transport is nccl")

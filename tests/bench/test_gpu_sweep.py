@@ -260,15 +260,39 @@ print([name for name in sys.modules if name.startswith("cupy")])
 
 @pytest.mark.launch
 @pytest.mark.usefixtures("c_compiler")
-def test_a_transport_that_is_asked_for_leaves_others_out_but_the_baseline(launch, tmp_path):
-    words = ("allgather", "-a", "ring,window_pull", "-b", "64", "-e", "64", "--transport", "window")
-    result = on_standin(launch, 2, *words, "-o", tmp_path / "run")
+@pytest.mark.parametrize(
+    ("transport", "lacks", "shared_by", "peers"),
+    [
+        ("window", "", "window", "opened"),
+        ("staged", "", "staged", None),
+        ("auto", "ipc", "staged", "cannot open memory of rank"),
+        ("auto", "ipc,register", "", "cannot open memory of rank"),
+    ],
+)
+def test_what_ranks_share_lies_where_it_is_asked_for_or_where_it_can(
+    launch, tmp_path, transport, lacks, shared_by, peers
+):
+    words = ("allgather", "-a", "ring,window_pull", "-b", "64", "-e", "64", "--transport", transport)
+    result = on_standin(launch, 2, *words, "--memory", "plain,shared", "-o", tmp_path / "run", STANDIN_LACKS=lacks)
     assert result.status == 0, result.err
     rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
-    told = {row["algorithm"]: (row["status"], row["transport"], row["reason"]) for row in rows}
-    assert told["native"][:2] == ("ok", "staged")
-    assert told["window_pull"][:2] == ("ok", "window")
-    assert told["ring"] == ("skipped", "staged", "its transport is staged")
+    told, common = (
+        {row["algorithm"]: (row["status"], row["transport"], row["reason"]) for row in rows if row["memory"] == memory}
+        for memory in ("plain", "shared")
+    )
+    assert told["native"][:2] == ("ok", "staged")  # the baseline, whatever was asked for
+    if shared_by:
+        assert told["window_pull"] == ("ok", shared_by, "")
+    else:
+        assert told["window_pull"][:2] == ("skipped", "staged")
+        assert "cannot register shared memory with CUDA" in told["window_pull"][2]
+    assert common["window_pull"][0] == "skipped"  # it would write that result twice, or cannot reach it
+    says = {"window": "would both write", "staged": "not with staged", "auto": "cannot open memory of rank"}[transport]
+    assert says in common["window_pull"][2]
+    left_out = transport == "window"
+    assert told["ring"] == ("skipped" if left_out else "ok", "staged", "its transport is staged" if left_out else "")
+    said = read_run(tmp_path / "run").get("gpu_memory_for_peers")
+    assert said is None if peers is None else peers in said
 
 
 @pytest.mark.launch

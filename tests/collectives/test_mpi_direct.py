@@ -165,7 +165,7 @@ def test_plans_of_one_shot_calls_are_kept_apart_by_transport(comm, aware):
 
 def test_what_cannot_go_that_way_is_refused(comm, aware):
     send, recv = aware.zeros(4, np.float32), aware.zeros(4, np.float32)
-    with pytest.raises(UnknownNameError, match=r"no transport 'nvlink' \(there are: staged, direct\)"):
+    with pytest.raises(UnknownNameError, match=r"no transport 'nvlink' \(there are: auto, staged, direct\)"):
         allreduce(comm, send, recv, transport="nvlink")
     own = Operation("own sum", lambda left, right, out: aware.add(left, right, out))
     with pytest.raises(NotApplicable, match="MPI combines with own sum on the host: use transport staged"):

@@ -49,9 +49,11 @@ def complete():
 
 
 def wrong_elements(comm, problem, algorithm, memory):
-    empty = on_gpu if memory == "plain" else registered(comm)
+    """Carry a call out; `memory` is that of the buffers, or "staged": what ranks share is on the host."""
+    empty = on_gpu if memory in ("plain", "staged") else registered(comm)
     checked = Checked(problem, comm.Get_rank(), "float32", "sum", empty, common(comm) if memory == "shared" else empty)
     more = {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
+    more["transport"] = "staged" if memory == "staged" else "auto"
     try:
         plan = problem.primitive.plan(comm, *checked.arrays, algorithm=algorithm, root=problem.root, **more)
     except NotApplicable:
@@ -67,7 +69,7 @@ def wrong_elements(comm, problem, algorithm, memory):
     return comm.allreduce(wrong)
 
 
-@pytest.mark.parametrize("memory", ["plain", "registered"])
+@pytest.mark.parametrize("memory", ["plain", "registered", "staged"])
 @pytest.mark.parametrize(("primitive", "algorithm"), WINDOWED, ids=lambda one: one.name)
 def test_every_windowed_algorithm_is_right_on_gpu_memory(fresh_comm, primitive, algorithm, memory):
     nranks = fresh_comm.Get_size()
@@ -88,7 +90,7 @@ def test_every_windowed_algorithm_is_right_on_gpu_memory(fresh_comm, primitive, 
 
 @pytest.mark.parametrize("algorithm", ["window_one_shot", "window_pull"])
 def test_long_vectors_and_in_place_calls_are_right(fresh_comm, algorithm):
-    for memory in ("plain", "registered"):
+    for memory in ("plain", "registered", "staged"):
         for in_place in (False, True):
             problem = allreduce.problem(fresh_comm.Get_size(), 200_003, in_place=in_place)
             if algorithm in allreduce.algorithms:
@@ -310,3 +312,88 @@ def test_arrays_of_the_pool_in_one_block_are_told_apart(fresh_comm, gpu):
 def test_an_unknown_device_for_one_result_is_refused(comm):
     with pytest.raises(ValueError, match="alloc_common: there is no device 'tpu'"):
         alloc_common(comm, 4, np.float32, device="tpu")
+
+
+# What ranks share on the host
+
+
+@pytest.fixture
+def lacking(standin):
+    """What the stand-in shall lack: "ipc", "register"."""
+    before, standin.machine.lacks = standin.machine.lacks, []
+    yield standin.machine.lacks.append
+    standin.machine.lacks = before
+
+
+def test_through_the_host_each_vector_crosses_once_without_a_message(fresh_comm, standin):
+    n, rank, counts = fresh_comm.Get_size(), fresh_comm.Get_rank(), standin.machine.counts
+    send, recv = standin.zeros(64 * n, np.float32), standin.zeros(64 * n, np.float32)
+    send.fill(rank + 1)
+    with allreduce.plan(fresh_comm, send, recv, algorithm="window_pull", transport="staged") as plan:
+        assert plan.layout.nmessages == 0
+        plan()
+        counts.clear()
+        plan()
+        if n > 1:
+            # Out goes what others combine: all but the own slice, around which it lies. In come their results.
+            out = 1 if rank in (0, n - 1) else 2
+            assert (counts["device to host"], counts["host to device"]) == (out, n - 1)
+            assert (counts["kernels"], counts["synchronisations"]) == (1, 4)
+            assert counts["device to device"] == counts["registered"] == 0
+        assert standin.machine.idle
+    assert (recv.get() == n * (n + 1) / 2).all()
+
+
+def test_windows_are_registered_once_and_no_longer_than_they_are_there(fresh_comm, standin):
+    machine, own = standin.machine, fresh_comm.Dup()
+    before = set(machine.registered)
+    send, recv = standin.zeros(64, np.float32), standin.zeros(64, np.float32)
+    how = {"algorithm": "window_pull", "transport": "staged"}
+    with allreduce.plan(own, send, recv, **how):
+        mine = set(machine.registered) - before
+        assert mine
+        parts = [(one.ptr, one.size) for address, one in machine.registered.items() if address in mine]
+        for number in range(attached_to(own).shared.nwindows):
+            for start, stop in attached_to(own).shared.pages(number):
+                assert (start, stop - start) in parts
+        with allreduce.plan(own, send, recv, **how):
+            assert set(machine.registered) - before == mine
+    release(own)
+    assert set(machine.registered) == before
+    allreduce(own, send, recv, **how)
+    assert set(machine.registered) != before
+    own.Free()
+    assert set(machine.registered) == before
+
+
+def test_what_gpus_cannot_open_goes_through_the_host(fresh_comm, standin, lacking):
+    n, rank = fresh_comm.Get_size(), fresh_comm.Get_rank()
+    lacking("ipc")
+    before = len(standin.machine.registered)
+    send, recv = (alloc(fresh_comm, 40, np.float32, device="cuda") for _ in range(2))
+    send.fill(rank + 1)
+    allreduce(fresh_comm, send, recv, algorithm="window")
+    assert (recv.get() == n * (n + 1) / 2).all()
+    assert (len(standin.machine.registered) > before) == (n > 1)
+
+
+@pytest.mark.parametrize("anywhere", [False, True], ids=["one rank", "all ranks"])
+def test_memory_that_cannot_be_registered_is_told_on_all_ranks(fresh_comm, standin, lacking, anywhere):
+    before = set(standin.machine.registered)
+    if anywhere or fresh_comm.Get_rank() == 0:
+        lacking("register")
+    send, recv = standin.zeros(40, np.float32), standin.zeros(40, np.float32)
+    with pytest.raises(NotApplicable, match="rank 0 of the node cannot register shared memory with CUDA: cudaError"):
+        allreduce(fresh_comm, send, recv, algorithm="window", transport="staged")
+    allreduce(fresh_comm, send, recv, algorithm="ring")  # messages need none
+    release(fresh_comm)
+    assert set(standin.machine.registered) == before
+
+
+def test_one_result_on_a_gpu_is_not_staged(fresh_comm):
+    if fresh_comm.Get_size() == 1:
+        pytest.skip("one rank has its result to itself")
+    send = alloc(fresh_comm, 10, np.float32, device="cuda")
+    total = alloc_common(fresh_comm, 10, np.float32, device="cuda")
+    with pytest.raises(NotApplicable, match="is written there: not with staged"):
+        allreduce.plan(fresh_comm, send, total, algorithm="window", transport="staged")

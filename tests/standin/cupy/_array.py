@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ._dlpack import CPU, CUDA, capsule_of
-from ._machine import machine, unlocked
+from ._machine import Registered, machine, unlocked
 from ._pool import allocator
 
 
@@ -234,5 +234,7 @@ def asnumpy(one):
 def copyto(target, source, casting="same_kind", where=None):
     if not isinstance(target, ndarray) or not isinstance(source, ndarray):
         raise TypeError("copyto() is between device arrays")
-    kind = "device to device" if target.dtype == source.dtype else "kernels"
+    side = {True: "host", False: "device"}
+    between = " to ".join(side[isinstance(one._memory, Registered)] for one in (source, target))
+    kind = between if target.dtype == source.dtype else "kernels"
     _put(kind, lambda: np.copyto(target._twin, source._twin, casting=casting), target, source)

@@ -60,6 +60,17 @@ class Allocation(Pages):
         machine.allocations[self.ptr] = self
 
 
+class Registered(Pages):
+    """Memory of the host that its owner may touch and a GPU may access too: from its pages' beginning to their end."""
+
+    exportable = False
+
+    def __init__(self, ptr, nbytes):
+        self.ptr, self.size, self.device, self.locked = ptr, nbytes, machine.device, False
+        self.memory = (ctypes.c_ubyte * nbytes).from_address(ptr)
+        machine.allocations[ptr] = self
+
+
 class Opened(Pages):
     """An allocation of another process: its pages, as far from the host's reach as the own ones."""
 
@@ -200,9 +211,11 @@ class Machine:
         self.device = 0
         self.eager = False
         self.unlocked = os.environ.get("STANDIN_CUDA_AWARE") == "1"
+        self.lacks = os.environ.get("STANDIN_LACKS", "").split(",")  # ipc: handles cannot be opened; register
         self.counts = Counter()
         self.modules = {}  # compiled kernels by source
         self.kept = {}  # what CUDA's own calls allocated or opened, by address
+        self.registered = {}  # memory of the host, by address
         self.numbers = iter(range(0x1000, 1 << 30, 16))
         self.allocations = weakref.WeakValueDictionary()
         self.pinned = weakref.WeakValueDictionary()

@@ -4,8 +4,9 @@ import ctypes
 import hashlib
 import os
 import struct
+from mmap import PAGESIZE
 
-from .._machine import Allocation, CUDARuntimeError, Opened, OutOfMemoryError, machine, unlocked
+from .._machine import Allocation, CUDARuntimeError, Opened, OutOfMemoryError, Registered, machine, unlocked
 
 memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3  # noqa: N816 -- CUDA's names
 
@@ -64,11 +65,41 @@ def ipcGetMemHandle(devPtr):  # noqa: N803
 def ipcOpenMemHandle(handle, flags=1):
     """Return where another process's allocation begins here. CUDA refuses a process's own."""
     process, file, size, device = HANDLE.unpack(handle)
+    if "ipc" in machine.lacks:
+        raise CUDARuntimeError("cudaErrorPeerAccessUnsupported: peer access is not supported between these two devices")
     if process == os.getpid():
         raise CUDARuntimeError("cudaErrorDeviceUninitialized: a process cannot open its own handle")
     one = Opened(process, file, size, device)
     machine.kept[one.ptr] = one
     return one.ptr
+
+
+def hostRegister(ptr, size, flags):
+    """Let GPUs access memory of the host; no page of it twice."""
+    if "register" in machine.lacks:
+        raise CUDARuntimeError("cudaErrorNotSupported: operation not supported")
+    start, stop = ptr // PAGESIZE * PAGESIZE, -(-(ptr + size) // PAGESIZE) * PAGESIZE
+    if any(one.ptr < stop and start < one.ptr + one.size for one in machine.registered.values()):
+        raise CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered: part or all of the memory is registered")
+    if flags & ~3:
+        raise CUDARuntimeError("cudaErrorInvalidValue: invalid argument: the stand-in knows portable and mapped only")
+    machine.counts["registered"] += 1
+    machine.registered[ptr] = Registered(start, stop - start)
+
+
+def hostUnregister(ptr):
+    if ptr not in machine.registered:
+        raise CUDARuntimeError("cudaErrorHostMemoryNotRegistered: pointer was not registered")
+    del machine.registered[ptr]
+
+
+class PointerAttributes:
+    def __init__(self, device, pointer):
+        self.device, self.devicePointer = device, pointer
+
+
+def pointerGetAttributes(ptr):
+    return PointerAttributes(machine.allocation_at(ptr, 1).device, ptr)
 
 
 def ipcCloseMemHandle(devPtr):  # noqa: N803
