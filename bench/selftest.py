@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from bench.launch import Launch, check_one_world, prepare
 
-DEFAULTS = ("-e", "1M", "-f", "64", "--iters", "200", "--max-seconds", "5", "--no-plots")
+DEFAULTS = ("-e", "1M", "-f", "64", "--iters", "300", "--max-seconds", "8", "--no-plots")
 CLAIM = 0.05  # of cells in which a difference may be claimed
 
 
