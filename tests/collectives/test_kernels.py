@@ -82,7 +82,8 @@ def same_values(one, other):
 @pytest.mark.parametrize(("operation", "dtype"), DEFINED, ids=lambda one: getattr(one, "name", one))
 def test_a_fused_combination_is_what_one_after_the_other_gives(kernels, operation, dtype):
     same = same_values if operation.name in ("max", "min") else assert_same_bits
-    for narrays, ntargets, count in ((2, 1, 4000), (5, 3, 1111), (1, 2, 70), (3, 1, 1)):
+    turn = DEFINED.index((operation, dtype)) % 3
+    for narrays, ntargets, count in ((5, 3, 1111), ((2, 1, 4000), (1, 2, 70), (3, 1, 1))[turn]):
         arrays = inputs(dtype, count, narrays)
         operands = [on_device(kernels, one) for one in arrays]
         targets = [on_device(kernels, np.zeros_like(arrays[0])) for _ in range(ntargets)]

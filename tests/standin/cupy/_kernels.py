@@ -6,6 +6,8 @@ or a signed overflow ends the process; what lies beyond the arrays' allocations 
 """
 
 import ctypes
+import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -136,9 +138,6 @@ def _argument(name, kind, value):
 
 def _compiled(code):
     """Return the compiled code, and of each kernel the types of its parameters."""
-    with_compiler = compiler()
-    if with_compiler is None:
-        raise RuntimeError("the stand-in needs a C compiler for kernels: install gcc")
     signatures = {
         name: [re.sub(r"\s*\w+$", "", one.strip()) for one in parameters.split(",") if one.strip()]
         for name, parameters in re.findall(r"__global__\s+void\s+(\w+)\s*\(([^)]*)\)", code)
@@ -147,11 +146,33 @@ def _compiled(code):
         LAUNCHER.format(name=name, arguments=", ".join(f"*({kind} *)arguments[{i}]" for i, kind in enumerate(kinds)))
         for name, kinds in signatures.items()
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "kernels.c"), Path(folder, "kernels.so")
-        source.write_text(SHIM + code + "".join(launchers))
-        command = [with_compiler, *FLAGS, *CHECKS, str(source), "-o", str(library)]
+    return ctypes.CDLL(str(_library(SHIM + code + "".join(launchers)))), signatures
+
+
+def _library(source):
+    """Return the library that is built from `source`, by one process, and kept for all others and later runs."""
+    with_compiler = compiler()
+    if with_compiler is None:
+        raise RuntimeError("the stand-in needs a C compiler for kernels: install gcc")
+    command = [with_compiler, *FLAGS, *CHECKS]
+    made_from = repr((command, os.stat(with_compiler).st_mtime_ns, source)).encode()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "collbench", "standin")
+    kept = folder / f"{hashlib.blake2b(made_from, digest_size=16).hexdigest()}.so"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ranks ask for the same at the same time
+            if not kept.exists():
+                _build(command, source, kept)
+    return kept
+
+
+def _build(command, source, kept):
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        text, new = Path(folder, "kernels.c"), Path(folder, kept.name)
+        text.write_text(source)
+        command = [*command, str(text), "-o", str(new)]
         ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
         if ended.returncode:
             raise RuntimeError(f"the source does not compile: {ended.stderr}")
-        return ctypes.CDLL(str(library)), signatures
+        new.replace(kept)  # whole, or not there
