@@ -24,8 +24,9 @@ MPIRUN ?= $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
 READY := $(VENV)/.ready$(CUDA)$(EXTRA)
 EXTRAS := test,lint$(if $(filter-out system,$(MPI)),$(comma)$(MPI))$(if $(CUDA),$(comma)cuda$(CUDA)x)$(EXTRA:%=,%)
 
-# The ranks that the MPI tests run with, and the seconds that one such run may take.
-RANKS := 1 2 3 4 5 8
+# The ranks that the MPI tests run with, few of them beside other tests, and the seconds that one such run may take.
+FEW := 1 2
+MANY := 3 4 5 8
 LIMIT ?= 1200
 
 ifneq ($(filter-out mpich openmpi system,$(MPI)),)
@@ -42,7 +43,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv sweep report plots test test-pure test-launch test-oldest test-full lint format bench-core bench-catalogue bench-windows bench-strategies gpu-check selftest doctor audit strategies cluster-test clean
+.PHONY: help venv sweep report plots test test-pure test-launch test-mpi test-oldest test-full lint format bench-core bench-catalogue bench-windows bench-strategies gpu-check selftest doctor audit strategies cluster-test clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,8 +68,12 @@ plots: $(READY) ## draw the newest run's pictures again (or ARGS=results/RUN)
 	$(PY) -m bench.report --pictures $(or $(ARGS),newest)
 
 test: $(READY) ## run every test: pure ones, then under mpirun with 1, 2, 3, 4, 5 and 8 ranks
-	$(MAKE) --output-sync -j2 test-pure test-launch
-	$(MAKE) $(RANKS:%=test-%)
+	$(MAKE) --output-sync -j2 test-launch test-pure $(FEW:%=test-%)
+	$(MAKE) $(MANY:%=test-%)
+
+test-mpi: $(READY) ## the same without pure tests, which are the same with every MPI
+	$(MAKE) --output-sync -j2 test-launch $(FEW:%=test-%)
+	$(MAKE) $(MANY:%=test-%)
 
 test-pure: $(READY) ## run the tests that need no mpirun
 	$(PY) -m pytest -q -m "not launch" tests
@@ -84,8 +89,9 @@ test-oldest: ## run the tests that need no mpirun with the oldest libraries that
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST)
 	.venv-oldest/bin/python -m pytest -q -m "not launch" tests
 
-test-full: $(READY) ## prove the whole catalogue for up to 64 ranks, and end runs at 50 random moments
+test-full: $(READY) ## prove the whole catalogue for up to 64 ranks, end runs at 50 random moments, try GPU buffers on 8 ranks
 	$(PY) -m pytest -q -m full tests
+	$(MPIRUN) -n 8 $(PY) -m pytest -q -m "mpi or full" tests/collectives
 
 test-%: $(READY) ## run the MPI tests with so many ranks
 	timeout $(LIMIT) $(MPIRUN) -n $* $(PY) -m pytest -q -m mpi tests

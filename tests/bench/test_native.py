@@ -6,6 +6,8 @@ import pytest
 
 from tests.waiting import HANG_S
 
+pytestmark = pytest.mark.launch  # MPI is loaded in a process of its own, and each tells something else
+
 
 def run(*words):
     """Run the command alone, without a launcher."""
