@@ -64,7 +64,7 @@ def test_a_run_knows_what_mpi4py_adds_or_why_not(launch, tmp_path):
         assert overhead["mpi4py_us"] is None
         assert "no mpicc" in overhead["mpi4py_unknown"]
     else:
-        assert overhead["mpi4py_us"] > 0
+        assert overhead["mpi4py_us"] is not None
         assert overhead["c_call_us"] > 0
 
 

@@ -114,7 +114,7 @@ def test_one_result_for_all_ranks_of_a_node_on_gpus(launch, tmp_path):
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("chosen", "shared"), [((0, 1, 2, 3), 1), ((0, 1, 0, 1), 2), ((2, 2, 2, 2), 4)])
+@pytest.mark.parametrize(("chosen", "shared"), [((0, 1, 2, 3), 1), ((0, 1, 0, 1), 2)])
 def test_gpus_are_told_apart_by_their_uuids_where_each_rank_sees_one(launch, tmp_path, chosen, shared):
     """As launchers set CUDA_VISIBLE_DEVICES for each rank, every rank's GPU has the ordinal 0."""
     (tmp_path / "as_launched.py").write_text(
@@ -296,10 +296,9 @@ def test_what_ranks_share_lies_where_it_is_asked_for_or_where_it_can(
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("nranks", [1, 2, 4])
-def test_gpu_memory_is_handed_to_an_mpi_that_was_seen_to_take_it(launch, tmp_path, nranks):
+def test_gpu_memory_is_handed_to_an_mpi_that_was_seen_to_take_it(launch, tmp_path):
     words = ("allreduce", "-a", "ring", "-b", "64", "-e", "64K", "-f", "1024", "-o", tmp_path / "run")
-    result = on_standin(launch, nranks, *words, STANDIN_CUDA_AWARE="1")
+    result = on_standin(launch, 4, *words, STANDIN_CUDA_AWARE="1")
     assert result.status == 0, result.err
     rows, _ = read_rows(tmp_path / "run" / ROWS_FILE)
     assert {(row["algorithm"], row["transport"], row["status"]) for row in rows} == {
@@ -333,7 +332,7 @@ def test_an_mpi_that_was_not_seen_to_take_gpu_memory_is_not_given_any(launch, tm
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("nranks", [1, 2, 4])
+@pytest.mark.parametrize("nranks", [1, 4])
 def test_nccl_competes_where_every_rank_has_a_gpu(launch, tmp_path, nranks):
     words = ("allreduce", "alltoall", "scan", "-a", "nccl,nccl:tree", "-b", "256", "-e", "256", "-d", "int32,int16")
     more = {"STANDIN_GPUS": str(nranks)}

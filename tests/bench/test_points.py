@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from bench.options import parse
@@ -32,6 +34,15 @@ def test_memory_is_part_of_what_ranks_agree_on():
     one, other = swept("allreduce -b 8 -e 8 --memory plain,registered")
     assert fingerprint(one, ["native"]) != fingerprint(other, ["native"])
     assert "registered memory" in str(other) and "memory" not in str(one)
+
+
+@pytest.mark.parametrize(
+    "change", [{"count": 3}, {"dtype": "int32"}, {"op": "max"}, {"primitive": PRIMITIVES["reduce"]}], ids=str
+)
+def test_ranks_agree_on_all_that_makes_a_point(change):
+    (point,) = swept("allreduce -b 8 -e 8")
+    assert fingerprint(replace(point, **change), ["native"]) != fingerprint(point, ["native"])
+    assert fingerprint(point, ["native", "ring"]) != fingerprint(point, ["native"])
 
 
 @pytest.mark.parametrize("name", [name for name in PRIMITIVES if name != "barrier"])

@@ -7,12 +7,11 @@ from bench.rows import COLUMNS, RowsError, RowWriter, write_run
 from bench.usage import UsageError
 
 
-@pytest.fixture
-def run(tmp_path, stored, row):
-    """The folder of a run with a bit of everything."""
+@pytest.fixture(scope="module")
+def made(stored, row):
+    """Make the folder of a run, if no rows are given with a bit of everything."""
 
-    def make(name="20250102T030405Z-atlas-n8", rows=None):
-        folder = tmp_path / "results" / name
+    def make(folder, rows=None):
         folder.mkdir(parents=True)
         needs = "recursive_halving needs a number of ranks that is a power of two"
         with RowWriter(folder / "rows.csv") as writer:
@@ -34,8 +33,14 @@ def run(tmp_path, stored, row):
 
 
 @pytest.fixture
-def text(run):
-    return write(run()).read_text()
+def run(made, tmp_path):
+    """Make a run in this test's folder of results."""
+    return lambda name="20250102T030405Z-atlas-n8", rows=None: made(tmp_path / "results" / name, rows)
+
+
+@pytest.fixture(scope="module")
+def text(made, tmp_path_factory):
+    return write(made(tmp_path_factory.mktemp("results") / "run")).read_text()
 
 
 def test_the_report_has_the_machine(text):
@@ -191,9 +196,10 @@ def test_a_file_that_is_none_of_rows_is_named(run):
 # The library's own algorithms
 
 
-@pytest.fixture
-def own_text(run, with_own):
-    return write(run(rows=with_own(sizes=(8, 4096, 1 << 20)))).read_text()
+@pytest.fixture(scope="module")
+def own_text(made, tmp_path_factory, with_own):
+    rows = with_own(sizes=(8, 4096, 1 << 20))
+    return write(made(tmp_path_factory.mktemp("results") / "run", rows)).read_text()
 
 
 def test_what_the_default_cost_stands_beside_what_it_most_likely_ran(own_text):
