@@ -129,6 +129,7 @@ def cases_of(algorithm):
     primitive = algorithm.primitive
     turn = 0
     few = primitive.name.endswith("v") or algorithm.takes_nodes  # the same rounds, or slow ones
+    few = few or algorithm.shares_memory(primitive.problem(2, 2))  # where each rank follows all others
     for nranks in (1, 2, 3, 5, 8, 9) if few else range(1, 18):
         counts = counts_worth_trying(nranks)
         roots = range(nranks) if primitive.rooted and nranks <= 9 else {0, nranks - 1} if primitive.rooted else (0,)

@@ -90,6 +90,9 @@ def test_every_contender_is_right_on_device_buffers(comm, primitive, algorithm):
 def test_long_messages_overlap_and_are_right(comm, algorithm, in_place, schedule):
     problem = allreduce.problem(comm.Get_size(), 700_001, in_place=in_place)
     assert wrong_elements(comm, problem, f"{algorithm}:piece=300000", "int32") in (0, None)
+
+
+def test_long_messages_that_are_moved_overlap_and_are_right(comm, schedule):
     broadcast_problem = broadcast.problem(comm.Get_size(), 700_001)
     assert wrong_elements(comm, broadcast_problem, "binomial", "float64") == 0
 

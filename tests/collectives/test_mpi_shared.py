@@ -128,11 +128,11 @@ def test_too_little_shared_memory_is_an_error_before_anything_is_allocated(fresh
 
 
 def many(comm):
-    """5,000 on one node; fewer where all nodes must agree over a network each time."""
-    return 5000 if len(attached_to(comm).shared.nodes) == 1 else 500
+    """5,000 on a few ranks; fewer where many must agree each time, over a network or on CPUs that they share."""
+    return 5000 if comm.Get_size() <= 3 and len(attached_to(comm).shared.nodes) == 1 else 500
 
 
-def test_5000_allocations_leak_nothing(fresh_comm):
+def test_thousands_of_allocations_leak_nothing(fresh_comm):
     memory = attached_to(fresh_comm).shared
     for turn in range(many(fresh_comm)):
         array = alloc(fresh_comm, 1 + 37 * (turn % 100), "float64")
@@ -145,7 +145,7 @@ def test_5000_allocations_leak_nothing(fresh_comm):
     assert memory.nwindows == 1  # the small one, of which nothing was used any more, is gone
 
 
-def test_5000_arrays_at_once_need_few_windows(fresh_comm):
+def test_thousands_of_arrays_at_once_need_few_windows(fresh_comm):
     kept = [alloc(fresh_comm, 100, "float64") for _ in range(many(fresh_comm))]
     for number, array in enumerate(kept):
         array[:] = number
@@ -155,7 +155,7 @@ def test_5000_arrays_at_once_need_few_windows(fresh_comm):
 
 def test_memory_goes_with_its_communicator(fresh_comm):
     before = mapped()
-    for turn in range(200):
+    for turn in range(40):
         short = fresh_comm.Dup()
         send, recv = alloc(short, 100, "int32"), alloc(short, 100 * fresh_comm.Get_size(), "int32")
         send[:] = turn

@@ -19,6 +19,12 @@ def on_a_gpu(gpu, comm):
     return gpu
 
 
+def chosen(comm, gpu):
+    """The cases; on the stand-in with 4 ranks only those on several axes, which fewer ranks do not have."""
+    n = comm.Get_size()
+    return [one for one in cases(n) if n < 4 or not hasattr(gpu, "machine") or "," in one.mesh.spec]
+
+
 def device_arrays(value, found):
     """Collect what kinds of arrays are in results."""
     for piece in value.pieces:
@@ -27,15 +33,15 @@ def device_arrays(value, found):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_results_and_calls_are_those_of_the_host(comm, strategy):
+def test_results_and_calls_are_those_of_the_host(comm, gpu, strategy):
     ran = 0
-    for case in cases(comm.Get_size()):
+    for case in chosen(comm, gpu):
         if case.strategy == strategy:
             row, _ = run_case(comm, case, ALGORITHMS, "cuda")
             assert (row.traffic, row.results, row.moved) == ("equal", "equal", "equal"), (case, row)
             assert row.ok, row
             ran += 1
-    assert ran or strategy == "hybrid"
+    assert ran or comm.Get_size() >= 4
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -53,8 +59,8 @@ def test_the_record_is_the_same_list_and_results_lie_on_the_device(comm, strateg
     assert records[0] == records[1]
 
 
-def test_native_calls_give_the_same(comm):
-    for case in cases(comm.Get_size()):
+def test_native_calls_give_the_same(comm, gpu):
+    for case in chosen(comm, gpu):
         if case.strategy in ("sequence", "expert"):
             row, _ = run_case(comm, case, {}, "cuda")
             assert row.ok and row.moved == "hidden", row

@@ -17,13 +17,22 @@ def test_results_and_calls_are_equal(comm, strategy):
             row, seen = run_case(comm, case, ALGORITHMS)
             assert (row.traffic, row.results, row.moved) == ("equal", "equal", "equal"), (case, row)
             assert row.ok, row
+            if strategy == "pipeline" and comm.Get_size() > 1:
+                wanted = audit.ideal_bubble(comm.Get_size(), 2 * comm.Get_size(), case.job.virtual_stages)
+                assert row.bubble == str(wanted)
             assert (row.calls > 0) == bool(seen) == (comm.Get_size() > 1 and bool(case.mesh.spec))
             ran += 1
     # On a prime number of ranks there is no mesh of two axes for some.
     assert ran or strategy == "hybrid"
 
 
+def few_ranks(comm):
+    if comm.Get_size() > 4:
+        pytest.skip("shown with up to 4 ranks, which have the same variants")
+
+
 def test_native_calls_give_the_same(comm):
+    few_ranks(comm)
     for case in cases(comm.Get_size()):
         if case.strategy in ("sequence", "expert"):
             row, _ = run_case(comm, case, {})
@@ -32,6 +41,7 @@ def test_native_calls_give_the_same(comm):
 
 def test_a_step_asks_nothing_of_its_traffic(comm, monkeypatch):
     """While steps run, all that tells traffic raises."""
+    few_ranks(comm)
 
     def forbidden(*arguments, **options):
         raise AssertionError("a step asked its traffic")
@@ -47,13 +57,6 @@ def test_a_step_asks_nothing_of_its_traffic(comm, monkeypatch):
     for case in chosen.values():
         with case.mesh as mesh:
             case.module.step(case.job, audit.Wire(comm, mesh))
-
-
-def test_the_bubble_of_what_was_done(comm):
-    for case in cases(comm.Get_size()):
-        if case.strategy == "pipeline" and comm.Get_size() > 1:
-            row, _ = run_case(comm, case, ALGORITHMS)
-            assert row.bubble == str(audit.ideal_bubble(comm.Get_size(), 2 * comm.Get_size(), case.job.virtual_stages))
 
 
 def test_command_writes_tables_and_verdicts(comm, tmp_path, monkeypatch, capsys):
