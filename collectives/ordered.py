@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
-from collectives.plan import Plan
+from collectives.plan import Plan, PlanAround
 
 
-class OnStream(Plan):
-    """`plan`, of which everything is done with `stream`, a CuPy stream, as the current one of the thread."""
+class OnStream(PlanAround):
+    """`inner`, carried out with `stream`, a CuPy stream, as the current one of the thread."""
 
-    def __init__(self, plan: Plan, stream: Any) -> None:
-        self._plan, self._stream = plan, stream
-        self.layout, self.unit_nbytes, self.scratch_nbytes = plan.layout, plan.unit_nbytes, plan.scratch_nbytes
+    def __init__(self, inner: Plan, stream: Any) -> None:
+        super().__init__(inner)
+        self._stream = stream
 
     def __call__(self) -> None:
-        """Carry out the call."""
         with self._stream:
-            self._plan()
+            self._inner()
 
     def start(self) -> None:
-        """Begin the call."""
         with self._stream:
-            self._plan.start()
+            self._inner.start()
 
     def test(self) -> bool:
-        """Go on as far as possible without waiting; return whether the call is complete."""
         with self._stream:
-            return self._plan.test()
+            return self._inner.test()
 
     def wait(self) -> None:
-        """Carry out the rest of a call that was begun."""
         with self._stream:
-            self._plan.wait()
-
-    def free(self) -> None:
-        """Give back what MPI holds for this plan."""
-        self._plan.free()
-
-    def armed(self) -> AbstractContextManager[None]:
-        """Return a context for timed calls."""
-        return self._plan.armed()
+            self._inner.wait()

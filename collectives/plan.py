@@ -81,6 +81,36 @@ class Plan:
         self.free()
 
 
+class PlanAround(Plan):
+    """A plan around another, the `inner` one, which does all that is not said otherwise."""
+
+    def __init__(self, inner: Plan) -> None:
+        self._inner = inner
+        self.layout, self.unit_nbytes, self.scratch_nbytes = inner.layout, inner.unit_nbytes, inner.scratch_nbytes
+
+    def __call__(self) -> None:
+        self._inner()
+
+    def start(self) -> None:
+        self._inner.start()
+
+    def test(self) -> bool:
+        return self._inner.test()
+
+    def wait(self) -> None:
+        self._inner.wait()
+
+    def free(self) -> None:
+        self._inner.free()
+
+    @property
+    def innermost(self) -> Plan:
+        return self._inner.innermost
+
+    def armed(self) -> AbstractContextManager[None]:
+        return self._inner.armed()
+
+
 class HandPlan(Plan):
     """A hand-written algorithm, bound: a flat list of ready calls, waits among them.
 

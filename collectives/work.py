@@ -7,16 +7,15 @@ pinned memory of the host, and buffers between guards when debugging.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from collectives import buffers, combining, devices
 from collectives.bind import Bound
-from collectives.plan import Plan
+from collectives.plan import Plan, PlanAround
 
 
-class WorkPlan(Plan):
+class WorkPlan(PlanAround):
     """`make` gets the problem with work arrays in place of the caller's and returns the plan that works on them.
 
     `array` makes a work array like the caller's, whose elements are of `dtype` (None: of the caller's). `after` is
@@ -32,10 +31,9 @@ class WorkPlan(Plan):
         dtype: Any = None,
     ) -> None:
         send, recv = (None if one is None else array(one) for one in (bound.send, bound.recv))
-        self._inner = make(replace(bound, send=send, recv=recv, dtype=dtype or bound.dtype))
+        super().__init__(make(replace(bound, send=send, recv=recv, dtype=dtype or bound.dtype)))
         self._after = after
-        self.layout, self.unit_nbytes = self._inner.layout, self._inner.unit_nbytes
-        self.scratch_nbytes = self._inner.scratch_nbytes + sum(one.nbytes for one in (send, recv) if one is not None)
+        self.scratch_nbytes += sum(one.nbytes for one in (send, recv) if one is not None)
         problem, primitive = bound.problem, bound.problem.primitive
         alias = problem.in_place or primitive.one_buffer
         into = [(send, bound.send)] if send is not None else []
@@ -76,16 +74,6 @@ class WorkPlan(Plan):
         _carry_out(self._from)
         if self._after is not None:
             self._after()
-
-    def free(self) -> None:
-        self._inner.free()
-
-    @property
-    def innermost(self) -> Plan:
-        return self._inner.innermost
-
-    def armed(self) -> AbstractContextManager[None]:
-        return self._inner.armed()
 
 
 def _carry_out(calls: list[Callable[[], Any]]) -> None:
