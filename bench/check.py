@@ -13,8 +13,8 @@ import numpy as np
 
 from collectives import buffers, devices
 from collectives.operations import FLOAT8, HALF, OPERATIONS, dtype_of, kind_of, stored
+from collectives.problem import Problem
 from collectives.reference import expected
-from collectives.registry import Problem
 
 PERIOD = 1009  # a prime, so that no cut of a power of two elements looks like another
 GUARD_NBYTES = 64

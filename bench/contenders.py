@@ -15,16 +15,15 @@ from bench.rows import is_forced, is_nccl
 from bench.timing import seconds_of
 from bench.usage import UsageError
 from collectives.buffers import Arena
-from collectives.registry import Nodes, Primitive, Problem, UnknownNameError, nodes_of
+from collectives.names import NATIVE, NATIVE_FORMS, NCCL, UnknownNameError
+from collectives.problem import Nodes, Problem, nodes_of
+from collectives.registry import Primitive
 from collectives.transports import AUTO, TRANSPORTS
 
-NATIVE = "native"
 OUT_OF_MEMORY = "out of memory"
 LARGE_NBYTES = 4 << 20
 MOST_VECTORS = 5
 """How many vectors of scratch a contender may want unasked, where these are large."""
-NATIVE_FORMS = (NATIVE, "native_persistent")
-NCCL = "nccl"
 ALL = "all"  # what competes unless algorithms are named
 
 
@@ -161,7 +160,7 @@ def greedy(problem: Problem, label: str, itemsize: int) -> str | None:
 
     Eight ranks that gather the vectors of all to add them up have nine in memory; sixty-four of them would have none.
     """
-    from collectives.layout import Options as Cutting
+    from collectives.cutting import Options as Cutting
     from collectives.layout import lay_out
 
     algorithm = problem.primitive.algorithms.get(label.partition(":")[0])

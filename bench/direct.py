@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bench.contenders import NATIVE_FORMS
 from bench.launch import find_mpirun, outside
 from bench.probes import NBYTES, probe
+from collectives.names import NATIVE_FORMS
 
 EXCHANGE, BY_HAND = "sendrecv_exchange", "direct"
 SHORT_NBYTES = 4 << 10

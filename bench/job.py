@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from bench.usage import UsageError
-from collectives.registry import Nodes
+from collectives.problem import Nodes
 
 Result = TypeVar("Result")
 

@@ -13,7 +13,7 @@ from bench import gpus, machine, summary
 from bench.ceilings import copy_seconds
 from bench.check import Buffers, Checked, on_gpu, ordinary
 from bench.clocks import Clocks
-from bench.contenders import LARGE_NBYTES, NATIVE, OUT_OF_MEMORY, Contender, agree, greedy, make_ready, nodes_seen
+from bench.contenders import LARGE_NBYTES, OUT_OF_MEMORY, Contender, agree, greedy, make_ready, nodes_seen
 from bench.groups import Group
 from bench.guard import Guard
 from bench.guess import distance, guess
@@ -32,6 +32,7 @@ from bench.timing import Limits, sample, seconds_of
 from bench.ways import Ways
 from collectives import Arena, barrier, devices, release
 from collectives.ipc import Unreachable
+from collectives.names import NATIVE
 from collectives.operations import dtype_of
 from collectives.shared import SharedMemoryError
 

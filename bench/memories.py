@@ -9,7 +9,7 @@ import numpy as np
 from bench.check import Checked, Empty, buffer_counts, guarded_nbytes, on_gpu, ordinary
 from bench.job import Job
 from collectives import alloc, alloc_common
-from collectives.registry import Problem
+from collectives.problem import Problem
 
 
 def buffer_sets(

@@ -10,8 +10,9 @@ import numpy as np
 from mpi4py import MPI
 
 from bench.check import MEETINGS, Empty, Guarded, fill
-from bench.contenders import NATIVE, Contender
+from bench.contenders import Contender
 from collectives import buffers, devices
+from collectives.names import NATIVE
 
 DIRECT = "direct"
 CONTENDERS = (NATIVE, DIRECT)

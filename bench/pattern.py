@@ -13,7 +13,8 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Literal, TypeAlias
 
-from collectives.registry import Problem, find
+from collectives.problem import Problem
+from collectives.registry import find
 from strategies.mesh import Mesh
 from strategies.traffic import Call, scaled, unrolled
 

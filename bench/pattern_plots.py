@@ -14,10 +14,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from bench.contenders import NATIVE
 from bench.pattern_rows import BEST, WHOLE
 from bench.plots import COLOURS, GREY, INK, PLOTS_FOLDER, STYLE, footnote, save, title
 from bench.sizes import format_size
+from collectives.names import NATIVE
 
 STEPS, CALLS = "strategies_steps", "strategies_calls"
 RATIOS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32)

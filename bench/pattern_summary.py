@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.contenders import NATIVE, Contender
+from bench.contenders import Contender
 from bench.pattern import MESSAGE, Buckets, Kind, Part, imbalance, stride_of
 from bench.pattern_rows import BEST, WHOLE, PatternRow
 from bench.rows import Status
 from bench.samples import Samples, paired
 from bench.statistics import paired_ratio, summarise
 from bench.strategy_options import StrategyOptions, Training
+from collectives.names import NATIVE
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.contenders import NATIVE
 from bench.pattern_rows import WHOLE, PatternRow
 from bench.sizes import format_size
+from collectives.names import NATIVE
 
 # Heading and width; names stand to the left, numbers to the right.
 COLUMNS = (

@@ -10,7 +10,8 @@ from typing import Any
 from bench.options import Options
 from collectives import PRIMITIVES
 from collectives.operations import dtype_of
-from collectives.registry import Primitive, Problem
+from collectives.problem import Problem
+from collectives.registry import Primitive
 
 KEY = ("primitive", "dtype", "op", "root", "in_place", "count", "memory")
 """The columns of a row that tell points of a run apart."""

@@ -42,7 +42,7 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
     import numpy as np
     from mpi4py import MPI
 
-    from bench.contenders import NATIVE_FORMS, labels, nodes_seen
+    from bench.contenders import labels, nodes_seen
     from bench.job import Job
     from bench.library import own_algorithms
     from bench.measure import Measuring
@@ -52,6 +52,7 @@ def selftest(argv: Sequence[str], launch: Launch) -> int:
     from bench.statistics import INDISTINCT, sign_test
     from bench.sweep import SEED
     from collectives import PRIMITIVES
+    from collectives.names import NATIVE_FORMS
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
     job = Job(MPI.COMM_WORLD)

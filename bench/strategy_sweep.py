@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.contenders import NATIVE, OUT_OF_MEMORY, Contender
+from bench.contenders import OUT_OF_MEMORY, Contender
 from bench.measure import Measuring
 from bench.options import Options
 from bench.overlap import Overlapped, Work
@@ -23,6 +23,7 @@ from bench.pattern_summary import Alone, Timed, Way, alone_rows, overlap_rows, s
 from bench.points import fingerprint
 from bench.replay import Replay
 from bench.strategy_options import StrategyOptions, Training
+from collectives.names import NATIVE
 from strategies.cases import STRATEGIES
 from strategies.mesh import Mesh
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench import cautions
-from bench.contenders import NATIVE, Contender
+from bench.contenders import Contender
 from bench.points import KEY, Point
 from bench.rows import Row, Status, algbw_GBps, busbw_GBps
 from bench.samples import Samples, paired
 from bench.statistics import INDISTINCT, holm, median_interval, paired_ratio, sign_test, summarise, verdict
+from collectives.names import NATIVE
 
 
 def rows(

@@ -44,7 +44,7 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
     from mpi4py import MPI
 
     from bench import gpus, machine
-    from bench.contenders import NATIVE_FORMS, labels, nodes_seen
+    from bench.contenders import labels, nodes_seen
     from bench.doctor import look
     from bench.groups import Group, groups
     from bench.job import Job
@@ -60,12 +60,12 @@ def sweep(argv: Sequence[str], launch: Launch, built: Built) -> int:
     from bench.strategy_sweep import rows
     from bench.ways import find_ways
     from collectives import PRIMITIVES
-    from collectives.transports import NCCL
+    from collectives.names import NATIVE_FORMS, NCCL_FORMS
 
     check_one_world(launch, MPI.COMM_WORLD.Get_size())
     job = Job(MPI.COMM_WORLD)
     own = own_algorithms(argv)
-    known = {name: [*NATIVE_FORMS, *NCCL, *one.algorithms, *own.names(one)] for name, one in PRIMITIVES.items()}
+    known = {name: [*NATIVE_FORMS, *NCCL_FORMS, *one.algorithms, *own.names(one)] for name, one in PRIMITIVES.items()}
     options = parse_or_exit(argv, job.rank, job.nranks, known)
     if options.show == "list":
         if job.leads:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench import direct
-from bench.contenders import ALL, NATIVE
+from bench.contenders import ALL
 from bench.direct import Evidence
 from bench.gpus import Gpu
 from bench.job import Job
@@ -16,7 +16,8 @@ from bench.options import Options
 from bench.probes import NCCL_SECONDS, probe
 from bench.rows import is_nccl
 from collectives.communicators import ALLOW_SHARING, unavailable
-from collectives.registry import Problem
+from collectives.names import NATIVE
+from collectives.problem import Problem
 
 
 class Ways:

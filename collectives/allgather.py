@@ -4,20 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
+from collectives.contracts import all_blocks, others_share, own_block, rank_block
 from collectives.folding import fold_out, folding
 from collectives.gather import binomial as gather_binomial
+from collectives.needs import EVEN, POWER_OF_TWO
 from collectives.negabinary import butterfly, steps
-from collectives.registry import (
-    EVEN,
-    POWER_OF_TWO,
-    Primitive,
-    Radix,
-    all_blocks,
-    offsets,
-    others_share,
-    own_block,
-    rank_block,
-)
+from collectives.parameters import Radix
+from collectives.registry import Primitive
 from collectives.rounds import (
     Message,
     Recv,
@@ -30,6 +23,7 @@ from collectives.rounds import (
     powers_of_two_below,
 )
 from collectives.trees import knomial
+from collectives.vector import offsets
 
 
 def _native(call):

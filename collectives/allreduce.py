@@ -13,24 +13,15 @@ from collectives.allgather import ALLGATHERS, aligned
 from collectives.allgather import bruck as allgather_bruck
 from collectives.backwards import backwards
 from collectives.broadcast import binomial as broadcast_binomial
+from collectives.contracts import vector_piece, whole_vector
 from collectives.folding import fold_halves, fold_in, fold_out, folding
 from collectives.halving import HalvingOrder, doubling, halving, mirrored
+from collectives.needs import POWER_OF_TWO
 from collectives.negabinary import butterfly, digits, partner, steps
+from collectives.parameters import Parameter, Radix
 from collectives.reduce_scatter import reverse_bruck as reduce_scatter_bruck
 from collectives.reduce_scatter import spread_round
-from collectives.registry import (
-    POWER_OF_TWO,
-    Parameter,
-    Primitive,
-    Radix,
-    one_chunk,
-    per_rank,
-    per_segment,
-    power_of_two_chunks,
-    two_halves,
-    vector_piece,
-    whole_vector,
-)
+from collectives.registry import Primitive
 from collectives.rounds import (
     LEFT,
     RIGHT,
@@ -50,6 +41,7 @@ from collectives.rounds import (
     together,
 )
 from collectives.trees import double, pre_order, up_and_down
+from collectives.vector import one_chunk, per_rank, per_segment, power_of_two_chunks, two_halves
 
 allreduce = Primitive(
     "allreduce",

@@ -1,6 +1,9 @@
 """All-to-all: every rank sends a different block to every rank (MPI-5.0 section 6.8). A chunk is (source, target)."""
 
-from collectives.registry import Primitive, Problem, Radix, others_share
+from collectives.contracts import others_share
+from collectives.parameters import Radix
+from collectives.problem import Problem
+from collectives.registry import Primitive
 from collectives.rounds import Message, Recv, Rounds, Send, cyclic, powers_below, powers_of_two_below
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from collectives.alltoall import alltoall, pair_count
 from collectives.alltoall import bruck as alltoall_bruck
-from collectives.registry import Problem
+from collectives.problem import Problem
 from collectives.rounds import Chunk, Copy, Rounds, cyclic, relabel
 
 PADDED = "padded"

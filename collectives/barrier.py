@@ -4,7 +4,9 @@ from collections.abc import Iterable
 
 from collectives.allreduce import recursive_doubling as allreduce_doubling
 from collectives.allreduce import reduce_broadcast
-from collectives.registry import Primitive, Radix, nothing, rank_block
+from collectives.contracts import nothing, rank_block
+from collectives.parameters import Radix
+from collectives.registry import Primitive
 from collectives.rounds import (
     Message,
     Operation,

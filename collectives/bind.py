@@ -10,7 +10,8 @@ from mpi4py import MPI
 
 from collectives import buffers
 from collectives.operations import dtype_of, stored
-from collectives.registry import Primitive, Problem
+from collectives.problem import Problem
+from collectives.registry import Primitive
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,16 @@
 from typing import Literal
 
 from collectives.allgather import ALLGATHERS
+from collectives.contracts import at_root, vector_piece, whole_vector
+from collectives.needs import POWER_OF_TWO
 from collectives.negabinary import digits, of_digits
-from collectives.registry import (
-    POWER_OF_TWO,
-    Primitive,
-    Radix,
-    at_root,
-    per_rank,
-    per_segment,
-    two_halves,
-    vector_piece,
-    whole_vector,
-)
+from collectives.parameters import Radix
+from collectives.registry import Primitive
 from collectives.rounds import Recv, Rounds, Send, cyclic, powers_of_two_below, together
 from collectives.scatter import binomial as scatter_binomial
 from collectives.trees import double, down, pre_order
 from collectives.trees import knomial as knomial_tree
+from collectives.vector import per_rank, per_segment, two_halves
 
 broadcast = Primitive(
     "broadcast",

@@ -15,19 +15,22 @@ from collectives import buffers, devices, kernels, nccl
 from collectives.attached import Attached, CallablePlan, already_attached_to, attached_to
 from collectives.bind import Bound, bind
 from collectives.choices import is_forced
+from collectives.cutting import Options
 from collectives.debug import check_disjoint, debugging, guarded_plan, watched
 from collectives.forcing import ForcedPlan
 from collectives.ipc import Unreachable
-from collectives.layout import Layout, Options, Unshareable, lay_out
-from collectives.native import NATIVE, NativePlan
+from collectives.layout import Layout, Unshareable, lay_out
+from collectives.names import NATIVE_FORMS, NCCL_FORMS, UnknownNameError
+from collectives.native import NativePlan
 from collectives.operations import FOREIGN, SMALL, Operation, find_operation
 from collectives.plan import HandPlan, NotApplicable, Plan
+from collectives.problem import Nodes, nodes_of
 from collectives.regions import RECV, SEND
-from collectives.registry import Algorithm, Nodes, Primitive, UnknownNameError, nodes_of
+from collectives.registry import Algorithm, Primitive
 from collectives.rounds import Combine, PullReduce, RecvReduce, as_rounds
 from collectives.settling import settle
 from collectives.staging import stage
-from collectives.transports import AUTO, DIRECT, NCCL, STAGED, TRANSPORTS
+from collectives.transports import AUTO, DIRECT, STAGED, TRANSPORTS
 from collectives.transports.direct import DirectPlan
 from collectives.transports.gpu_window import GpuWindowTransport, Memory
 from collectives.transports.staged import Streams
@@ -92,13 +95,13 @@ def make(
     operation = find_operation(op)
     _check_transport(transport)
     bound = _bound(primitive, comm, arrays, operation, root, count, counts, dtype)
-    if algorithm in NATIVE or is_forced(algorithm):
+    if algorithm in NATIVE_FORMS or is_forced(algorithm):
         unmet = _unmet_in_common(bound, already_attached_to(comm), str(algorithm), False)
         if unmet:
             raise NotApplicable(unmet)
         return _make_native(comm, bound, operation, str(algorithm), transport)
     attached = attached_to(comm)
-    if algorithm in NCCL:
+    if algorithm in NCCL_FORMS:
         return nccl.make(attached, bound, operation, str(algorithm))
     chosen = primitive.find(algorithm)
     if ppn is not None:
@@ -360,7 +363,7 @@ def call(
 
     The arguments are those of `make`.
     """
-    if algorithm in (*NATIVE, *NCCL) or is_forced(algorithm):
+    if algorithm in (*NATIVE_FORMS, *NCCL_FORMS) or is_forced(algorithm):
         how: dict[str, Any] = {"op": op, "root": root, "count": count, "counts": counts}
         how |= {"transport": transport, "dtype": dtype}
         with make(primitive, comm, *arrays, algorithm=algorithm, **how) as once:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from collectives.mpit import NoVariable, ToolError, ToolInterface, Value
-from collectives.registry import Parameter, Primitive, UnknownNameError
+from collectives.names import UnknownNameError, assigned
+from collectives.parameters import Parameter
+from collectives.registry import Primitive
 from collectives.registry import find as find_primitive
 
 PREFIX = "native:"
@@ -396,9 +398,7 @@ def find(chosen: Library, primitive: Primitive, specification: str, even: bool =
 
 
 def _parameter(word: str) -> tuple[str, Parameter]:
-    key, equals, text = word.partition("=")
-    if not (key and equals and text):
-        raise UnknownNameError(f"{word!r} is not a parameter; write it as name=value, for example radix=4")
+    key, text = assigned(word, "radix=4")
     number = re.fullmatch(r"(\d+)([KMG]?)", text)
     return key, text if number is None else int(number[1]) << 10 * " KMG".index(number[2] or " ")
 

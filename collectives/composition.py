@@ -8,8 +8,11 @@ from functools import cached_property
 from math import lcm
 from typing import Any, TypeAlias
 
-from collectives.registry import Algorithm, Nodes, Primitive, Problem, blocks, offsets
+from collectives.parameters import Parameter
+from collectives.problem import Nodes, Problem
+from collectives.registry import Algorithm, Primitive
 from collectives.rounds import Chunk, Rounds, among, together
+from collectives.vector import blocks, offsets
 
 Group: TypeAlias = tuple[int, ...]
 Parts: TypeAlias = Callable[[Any], Sequence[Chunk]]
@@ -29,6 +32,22 @@ USUAL = {
 def inside(primitive: Primitive, inner: str) -> Algorithm:
     """Return the algorithm `inner` of `primitive`, or its usual one if it has none of that name."""
     return primitive.algorithms.get(inner) or primitive.algorithms[USUAL[primitive.name]]
+
+
+@dataclass(frozen=True)
+class PartOf:
+    """A parameter that names an algorithm of one of these primitives, as a part of which others are composed."""
+
+    primitives: tuple[Primitive, ...]
+
+    def names(self) -> list[str]:
+        """Return the names that there are."""
+        every = (one for primitive in self.primitives for one in primitive.algorithms.values() if not one.takes_nodes)
+        return list(dict.fromkeys(one.name for one in every))
+
+    def misfit(self, value: Parameter) -> str | None:
+        """Return which names there are if `value` is none of them, None if it is."""
+        return None if value in self.names() else f"one of {', '.join(self.names())}"
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collectives.layout import Layout, Options, lay_out
+from collectives.cutting import Options
+from collectives.layout import Layout, lay_out
+from collectives.problem import Problem
 from collectives.program import Fold, Reduce
-from collectives.registry import Algorithm, Problem
+from collectives.registry import Algorithm
 from collectives.rounds import Access, Chunk, Combine, Message, PullReduce, Push, RecvReduce, Send, as_rounds
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
 
-from collectives.registry import Chunks
 from collectives.replay import Delivery, Replay
 from collectives.rounds import Chunk, Combine, Fence
+from collectives.vector import Chunks
 
 MOVED, COMBINED = "#0072B2", "#D55E00"
 TINT = "#C5DFF0"

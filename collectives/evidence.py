@@ -25,7 +25,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.bind import Bound
-from collectives.registry import Primitive, offsets
+from collectives.registry import Primitive
+from collectives.vector import offsets
 
 BLOCK_COUNT = 1 << 14
 """Elements of one rank's block in a call that is looked at: 64 KiB of float32, beyond what libraries send eagerly."""

@@ -18,8 +18,9 @@ from typing import NoReturn
 from collectives import PRIMITIVES, catalogue
 from collectives.count import count, lower_bound
 from collectives.drawing import draw
+from collectives.names import UnknownNameError
 from collectives.proof import Refuted
-from collectives.registry import Algorithm, Primitive, UnknownNameError
+from collectives.registry import Algorithm, Primitive
 from collectives.replay import Replay, replay
 from collectives.rounds import Combine, Copy
 

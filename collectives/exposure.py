@@ -12,13 +12,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TypeAlias
 
+from collectives.problem import Problem
 from collectives.races import reads_and_writes
 from collectives.regions import ALWAYS, RECV, SHARED, Region, Scratch, of_peer
-from collectives.registry import Algorithm, Problem
+from collectives.registry import Algorithm
 from collectives.rounds import Access, Chunk, Fence, Pull, Push, Round, as_rounds
 
-Places = Callable[[int], tuple[Mapping[Chunk, Region], Mapping[Chunk, Region]]]
+Ends: TypeAlias = Callable[[int], tuple[Mapping[Chunk, Region], Mapping[Chunk, Region]]]
 """For a rank: where its inputs lie, and where its outputs belong."""
 
 UNWRITTEN = 1 << 60
@@ -36,12 +38,12 @@ class Exposure:
         algorithm: Algorithm,
         rank: int,
         shared: frozenset[str],
-        places: Places,
+        ends: Ends,
         count: Callable[[Chunk], int],
     ) -> None:
         self.problem, self.algorithm, self.rank, self.shared, self.count = problem, algorithm, rank, shared, count
         self.rounds = self._met(rank)
-        self.places = {one: places(one) for one in self.rounds}
+        self.places = {one: ends(one) for one in self.rounds}
         self.written: dict[tuple[int, Chunk], int] = {}
         self.read: dict[tuple[int, Chunk], list[int]] = {}
         self.pushed: dict[tuple[int, Chunk], list[int]] = {}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from collectives.registry import blocks, offsets
 from collectives.rounds import LEFT, RIGHT, Chunk, Recv, RecvReduce, Rounds, Send
+from collectives.vector import blocks, offsets
 
 
 class Folding(NamedTuple):

@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 from collectives.backwards import backwards
-from collectives.registry import Primitive, Radix, all_blocks, at_root, offsets, others_share, own_block, rank_block
+from collectives.contracts import all_blocks, at_root, others_share, own_block, rank_block
+from collectives.parameters import Radix
+from collectives.registry import Primitive
 from collectives.rounds import Recv, Rounds, Send
 from collectives.scatter import binomial as scatter_binomial
 from collectives.scatter import knomial as scatter_knomial
 from collectives.scatter import linear_throttled as scatter_throttled
+from collectives.vector import offsets
 
 
 def _native(call):

@@ -19,11 +19,26 @@ from collectives.allreduce import allreduce
 from collectives.alltoall import alltoall
 from collectives.alltoallv import alltoallv
 from collectives.broadcast import broadcast
-from collectives.composition import Composition, Group, Parts, Teams, cut, first, home_of, inside, lanes_of, on, run
+from collectives.composition import (
+    Composition,
+    Group,
+    PartOf,
+    Parts,
+    Teams,
+    cut,
+    first,
+    home_of,
+    inside,
+    lanes_of,
+    on,
+    run,
+)
 from collectives.gather import gather
+from collectives.needs import COMMUTATIVE, Need
+from collectives.problem import Nodes
 from collectives.reduce import reduce
 from collectives.reduce_scatter import reduce_scatter, reduce_scatterv
-from collectives.registry import COMMUTATIVE, Need, Nodes, PartOf, algorithm_of
+from collectives.registry import algorithm_of
 from collectives.rounds import Rounds, together
 from collectives.scatter import scatter
 

@@ -14,9 +14,8 @@ from collectives import buffers
 from collectives.bind import Bound
 from collectives.operations import Operation
 from collectives.plan import NotApplicable, Plan
-from collectives.registry import Problem, offsets
-
-NATIVE = ("native", "native_persistent")
+from collectives.problem import Problem
+from collectives.vector import offsets
 
 
 @dataclass(frozen=True)

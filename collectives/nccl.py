@@ -15,7 +15,7 @@ from collectives.bind import Bound
 from collectives.communicators import Refused, nccl_module, unavailable
 from collectives.operations import Operation
 from collectives.plan import NotApplicable, Plan
-from collectives.registry import offsets
+from collectives.vector import offsets
 
 OWN, GROUPED = "its own collective", "grouped sends and receives"
 COLLECTIVES = ("broadcast", "reduce", "allgather", "allgatherv", "allreduce", "reduce_scatter", "reduce_scatterv")

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from collectives.names import UnknownNameError
+
 Combine = Callable[..., Any]
 
 HALF = ("float16", "bfloat16")
@@ -95,8 +97,6 @@ def find_operation(op: str | Operation) -> Operation:
     if isinstance(op, Operation):
         return op
     if op not in OPERATIONS:
-        from collectives.registry import UnknownNameError
-
         raise UnknownNameError(f"there is no operation {op!r} (there are: {', '.join(OPERATIONS)})")
     return OPERATIONS[op]
 

@@ -151,6 +151,11 @@ class Program:
             self._settle((source,), (target,))
             self.instructions.append(Move(source, target))
 
+    def move_all(self, moves: Iterable[tuple[Region, ...]]) -> None:
+        """Copy from where to where each of `moves` says, one after another."""
+        for source, target in moves:
+            self.move(source, target)
+
     def fold(self, left: Region, right: Region, into: Region) -> None:
         """Combine, after what is under way on any of the regions."""
         self._settle((left, right), (into,))

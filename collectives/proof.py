@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from collectives.problem import Nodes, Problem
 from collectives.races import Race, check_races
-from collectives.registry import Algorithm, Nodes, Problem
+from collectives.registry import Algorithm
 from collectives.rounds import (
     LEFT,
     Access,

@@ -3,22 +3,16 @@
 from collectives.backwards import backwards
 from collectives.broadcast import binomial as broadcast_binomial
 from collectives.broadcast import knomial as broadcast_knomial
+from collectives.contracts import at_root, vector_piece, whole_vector
 from collectives.folding import fold_in, folding
 from collectives.gather import binomial as gather_binomial
 from collectives.halving import halving
+from collectives.parameters import Radix
 from collectives.reduce_scatter import reverse_bruck
-from collectives.registry import (
-    Primitive,
-    Radix,
-    at_root,
-    per_rank,
-    per_segment,
-    power_of_two_chunks,
-    vector_piece,
-    whole_vector,
-)
+from collectives.registry import Primitive
 from collectives.rounds import LEFT, RIGHT, RecvReduce, Rounds, Send, among, largest_power_of_two
 from collectives.trees import in_order, pre_order, up
+from collectives.vector import per_rank, per_segment, power_of_two_chunks
 
 reduce = Primitive(
     "reduce",

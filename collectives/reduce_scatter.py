@@ -9,16 +9,11 @@ from collectives.allgather import bine as allgather_bine
 from collectives.allgather import bruck as allgather_bruck
 from collectives.backwards import backwards
 from collectives.broadcast import binomial as broadcast_binomial
+from collectives.contracts import all_blocks, others_share, own_block, rank_block
 from collectives.folding import fold_in, fold_out, folding
 from collectives.halving import halving, mirrored
-from collectives.registry import (
-    POWER_OF_TWO,
-    Primitive,
-    all_blocks,
-    others_share,
-    own_block,
-    rank_block,
-)
+from collectives.needs import POWER_OF_TWO
+from collectives.registry import Primitive
 from collectives.rounds import (
     LEFT,
     RIGHT,

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from collectives.registry import Chunks, Problem, offsets
+from collectives.problem import Problem
+from collectives.vector import Chunks, offsets
 
 
 def expected(

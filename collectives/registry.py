@@ -1,209 +1,27 @@
-"""Primitives, their contracts, and the algorithms that fulfil them.
+"""Primitives, and the algorithms that fulfil their contracts, by name.
 
 A `Primitive` says what a collective means: which chunks each rank has at the start and must have at the end, in the
-order in which they lie in its send and receive buffers. A `Problem` is one instance of it: ranks, counts, root. An
-`Algorithm` is a named generator of rounds with the preconditions it needs. All of it is data; no MPI.
+order in which they lie in its send and receive buffers. An `Algorithm` is a named generator of rounds with the
+preconditions it needs. All of it is data; no MPI.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from itertools import accumulate, chain, pairwise
-from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from functools import cached_property
+from typing import Any, get_type_hints
 
-from collectives.rounds import Chunk, Rounds, largest_power_of_two
-
-Parameter: TypeAlias = int | float | str
-Chunks: TypeAlias = Sequence[Chunk]
-Nodes: TypeAlias = tuple[tuple[int, ...], ...]
-"""The ranks of each node; the nodes in the order of their lowest rank."""
-
-
-class UnknownNameError(ValueError):
-    """A primitive, algorithm or parameter was named that does not exist; the message lists those that do."""
-
-
-@lru_cache(maxsize=256)
-def blocks(count: int, nblocks: int) -> tuple[int, ...]:
-    """Cut `count` elements into `nblocks` blocks; the first ``count % nblocks`` have one element more."""
-    each, more = divmod(count, nblocks)
-    return (each + 1,) * more + (each,) * (nblocks - more)
-
-
-@lru_cache(maxsize=256)
-def offsets(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return where each block starts if blocks of these counts lie one after another."""
-    return (0, *accumulate(counts))[:-1]
-
-
-def nodes_of(nranks: int, ppn: int) -> Nodes:
-    """Return nodes of `ppn` ranks after one another; the last has what is left.
-
-    Raises:
-        ValueError: `ppn` is less than 1.
-
-    """
-    if ppn < 1:
-        raise ValueError(f"{ppn} ranks on a node; at least 1 is needed")
-    return tuple(tuple(range(first, min(first + ppn, nranks))) for first in range(0, nranks, ppn))
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Preconditions
-
-
-@dataclass(frozen=True)
-class Need:
-    """A precondition of an algorithm, as data: its words, and whether it is met."""
-
-    words: str
-    met: Callable[[Problem, bool], bool]
-
-
-POWER_OF_TWO = Need("a number of ranks that is a power of two", lambda p, commutative: not p.nranks & (p.nranks - 1))
-EVEN = Need("an even number of ranks", lambda p, commutative: p.nranks % 2 == 0 or p.nranks == 1)
-COMMUTATIVE = Need("a commutative operation", lambda p, commutative: commutative)
-SHARED_MEMORY = Need("all ranks on one node, to share memory", lambda p, commutative: len(p.groups) == 1)
-TWO_RANKS = Need("at least two ranks", lambda p, commutative: p.nranks >= 2)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Problems
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One instance of a primitive.
-
-    `count` is the elements of the whole vector (DESIGN: the user buffer for broadcast, reduce, all-reduce and
-    send/recv; ranks x block for the others). `counts` are the blocks of each rank where they are not the even cut of
-    `count`; for all-to-all it is a matrix, row by source. `nodes` are the ranks of each node, None if all are on one.
-    """
-
-    primitive: Primitive
-    nranks: int
-    count: int
-    root: int = 0
-    counts: tuple[Any, ...] | None = None
-    in_place: bool = False
-    nodes: Nodes | None = None
-
-    def __post_init__(self) -> None:
-        if self.nranks < 1:
-            raise ValueError(f"{self.primitive.name}: {self.nranks} ranks; at least 1 is needed")
-        if self.count < 0:
-            raise ValueError(f"{self.primitive.name}: count {self.count} is negative")
-        if not 0 <= self.root < self.nranks:
-            raise ValueError(f"{self.primitive.name}: root {self.root} is none of the ranks 0 to {self.nranks - 1}")
-        if self.counts is not None and len(self.counts) != self.nranks:
-            raise ValueError(
-                f"{self.primitive.name}: {len(self.counts)} counts for {self.nranks} ranks; give one for each rank"
-            )
-
-        if self.nodes is not None and sorted(chain.from_iterable(self.nodes)) != list(range(self.nranks)):
-            raise ValueError(
-                f"{self.primitive.name}: nodes {self.nodes} do not hold each of the ranks 0 to {self.nranks - 1} once"
-            )
-
-    @property
-    def groups(self) -> Nodes:
-        """The ranks of each node."""
-        return self.nodes or (tuple(range(self.nranks)),)
-
-    @cached_property
-    def block_counts(self) -> tuple[Any, ...]:
-        """The elements of each rank's block."""
-        return blocks(self.count, self.nranks) if self.counts is None else tuple(self.counts)
-
-    @cached_property
-    def longest_block(self) -> int:
-        """The elements of the longest block; of all-to-all's matrix, of the longest of all."""
-        return max(max(one) if isinstance(one, tuple) else one for one in self.block_counts)
-
-    @property
-    def even(self) -> bool:
-        """Whether all blocks have the same number of elements."""
-        return len(set(self.block_counts)) == 1
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Algorithms
-
-
-PLAN_PARAMETERS: Mapping[str, Any] = {
-    "waits": Literal["round", "data"],
-    "piece": int,
-    "cuts": int,
-    "pack_from": int,
-    "accumulate": str,
-}
-"""What any algorithm's plan can be told: see `collectives.layout.Options` (sizes in bytes) and `accumulate`."""
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """The least value of a parameter: ``Annotated[int, AtLeast(2)]``. Whole numbers start from 1 otherwise."""
-
-    value: int
-
-
-Radix: TypeAlias = Annotated[int, AtLeast(2)]
-"""The base of the numbers by whose digits an algorithm goes."""
-
-
-@dataclass(frozen=True)
-class PartOf:
-    """A parameter that names an algorithm of one of these primitives, as a part of which others are composed."""
-
-    primitives: tuple[Primitive, ...]
-
-    def names(self) -> list[str]:
-        """Return the names that there are."""
-        every = (one for primitive in self.primitives for one in primitive.algorithms.values() if not one.takes_nodes)
-        return list(dict.fromkeys(one.name for one in every))
-
-
-def misfit(kind: Any, value: Parameter) -> str | None:
-    """Return in words what a parameter of type `kind` may be if `value` is not that, None if it is."""
-    if get_origin(kind) is Literal:
-        return None if value in get_args(kind) else f"one of {', '.join(map(str, get_args(kind)))}"
-    if kind is str:
-        return None if isinstance(value, str) else "a name"
-    rule = get_args(kind)[1] if get_origin(kind) is Annotated else AtLeast(1)
-    if isinstance(rule, PartOf):
-        return None if value in rule.names() else f"one of {', '.join(rule.names())}"
-    least = rule.value
-    return None if isinstance(value, int) and value >= least else f"a whole number of at least {least}"
-
-
-def one_chunk(nranks: int, **parameters: Parameter) -> int:
-    """The whole vector is one chunk."""
-    return 1
-
-
-def per_rank(nranks: int, **parameters: Parameter) -> int:
-    """The vector is cut into as many chunks as there are ranks."""
-    return nranks
-
-
-def per_segment(nranks: int, *, segments: int, **parameters: Parameter) -> int:
-    """The vector is cut into the segments of a pipeline."""
-    return segments
-
-
-def two_halves(nranks: int, *, segments: int, **parameters: Parameter) -> int:
-    """Each half of the vector is cut into the segments of a pipeline."""
-    return 2 * segments
-
-
-def power_of_two_chunks(nranks: int, **parameters: Parameter) -> int:
-    """The vector is cut into the largest power of two of chunks that is at most the ranks."""
-    return largest_power_of_two(nranks)
+from collectives.contracts import Lies, everyone, full, not_aliased, same_chunk
+from collectives.names import UnknownNameError
+from collectives.needs import COMMUTATIVE, SHARED_MEMORY, Need
+from collectives.parameters import PLAN_PARAMETERS, Parameter, misfit, parameter_of
+from collectives.problem import Nodes, Problem
+from collectives.rounds import Chunk, Rounds
+from collectives.vector import Chunks, one_chunk
 
 
 @dataclass(frozen=True)
@@ -322,72 +140,6 @@ class Algorithm:
                 raise ValueError(f"{self.name}:{key}={value} is not {wanted}")
             chosen[key] = value
         return replace(self, parameters=parameters, how=how)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Primitives
-
-Lies: TypeAlias = Callable[[Problem, int, int], Chunks]
-
-
-def whole_vector(problem: Problem, rank: int, nchunks: int) -> Chunks:
-    """All chunks of the vector."""
-    return range(nchunks)
-
-
-def own_block(problem: Problem, rank: int, nchunks: int) -> Chunks:
-    """The block that bears the rank's number."""
-    return (rank,)
-
-
-def all_blocks(problem: Problem, rank: int, nchunks: int) -> Chunks:
-    """The blocks of all ranks, in rank order."""
-    return range(problem.nranks)
-
-
-def nothing(problem: Problem, rank: int, nchunks: int) -> Chunks:
-    """No chunk."""
-    return ()
-
-
-def at_root(lies: Lies) -> Lies:
-    """Restrict `lies` to the root."""
-    return lambda problem, rank, nchunks: lies(problem, rank, nchunks) if rank == problem.root else ()
-
-
-def vector_piece(problem: Problem, chunk: Any, nchunks: int) -> int:
-    """Return the elements of chunk number `chunk` of a vector, or of ``(..., number)``, one rank's part in it."""
-    return blocks(problem.count, nchunks)[chunk[-1] if isinstance(chunk, tuple) else chunk]
-
-
-def rank_block(problem: Problem, chunk: Any, nchunks: int) -> int:
-    """Return the elements of the block of rank `chunk`, or of ``(..., rank)``, one rank's part in it."""
-    return problem.block_counts[chunk[-1] if isinstance(chunk, tuple) else chunk]
-
-
-def full(nranks: int) -> float:
-    """Bus bandwidth factor 1: every byte crosses the busiest link once."""
-    return 1.0
-
-
-def others_share(nranks: int) -> float:
-    """Bus bandwidth factor (n-1)/n: all but the own block crosses the link."""
-    return (nranks - 1) / nranks
-
-
-def not_aliased(problem: Problem, rank: int) -> tuple[int, int] | None:
-    """There is no in-place form on this rank."""
-    return None
-
-
-def everyone(problem: Problem, rank: int, chunk: Any) -> Sequence[int]:
-    """All ranks contribute."""
-    return range(problem.nranks)
-
-
-def same_chunk(rank: int, chunk: Any) -> Chunk:
-    """A rank contributes to a chunk what it has under the same name."""
-    return chunk
 
 
 class Primitive:
@@ -521,7 +273,7 @@ class Primitive:
         if name not in self.algorithms:
             known = ", ".join(self.algorithms)
             raise UnknownNameError(f"{self.name} has no algorithm {name!r} (it has: {known})")
-        return self.algorithms[name].with_parameters(dict(_parameter(word) for word in words))
+        return self.algorithms[name].with_parameters(dict(map(parameter_of, words)))
 
     def unmet(self, problem: Problem) -> str | None:
         """Return why the primitive itself does not apply to `problem`, or None if it does."""
@@ -567,16 +319,6 @@ class Primitive:
             call(self, comm, *buffers, **options)
 
 
-def _parameter(word: str) -> tuple[str, Parameter]:
-    key, equals, text = word.partition("=")
-    if not equals or not key or not text:
-        raise UnknownNameError(f"{word!r} is not a parameter; write it as name=value, for example segments=16")
-    try:
-        return key, int(text)
-    except ValueError:
-        return key, text
-
-
 def algorithm_of(*primitives: Primitive, **data: Any) -> Callable[[Callable[..., Rounds]], Callable[..., Rounds]]:
     """Register a generator of rounds with several primitives; see `Primitive.algorithm` for the data."""
 
@@ -600,16 +342,3 @@ def find(name: str) -> Primitive:
     if name not in PRIMITIVES:
         raise UnknownNameError(f"there is no primitive {name!r} (there are: {', '.join(PRIMITIVES)})")
     return PRIMITIVES[name]
-
-
-def consecutive(chunks: Chunks) -> Iterator[tuple[int, int]]:
-    """Yield the index ranges of maximal runs of chunks that follow one another in the vector.
-
-    Both ends of a message know the names of its chunks, so both cut it at the same places without talking.
-    """
-    start = 0
-    for index, (one, following) in enumerate(pairwise(chunks), start=1):
-        if not (isinstance(one, int) and isinstance(following, int) and following == one + 1):
-            yield start, index
-            start = index
-    yield start, len(chunks)

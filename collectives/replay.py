@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from collectives.problem import Problem
 from collectives.proof import Value, prove
-from collectives.registry import Algorithm, Problem
+from collectives.registry import Algorithm
 from collectives.rounds import (
     Access,
     Chunk,

@@ -6,8 +6,10 @@ A chunk is (first, stop): what the ranks from `first` to before `stop` contribut
 
 from typing import Any
 
-from collectives.registry import Chunks, Primitive, Problem
+from collectives.problem import Problem
+from collectives.registry import Primitive
 from collectives.rounds import Combine, Operation, Recv, Rounds, Send, powers_of_two_below
+from collectives.vector import Chunks
 
 
 def _own(problem: Problem, rank: int, nchunks: int) -> Chunks:

@@ -2,19 +2,13 @@
 
 from dataclasses import replace
 
-from collectives.registry import (
-    Primitive,
-    Radix,
-    all_blocks,
-    at_root,
-    offsets,
-    others_share,
-    own_block,
-    rank_block,
-)
+from collectives.contracts import all_blocks, at_root, others_share, own_block, rank_block
+from collectives.parameters import Radix
+from collectives.registry import Primitive
 from collectives.rounds import Recv, Rounds, Send, cyclic
 from collectives.trees import blocks_below
 from collectives.trees import knomial as knomial_tree
+from collectives.vector import offsets
 
 
 def _native(call):

@@ -5,8 +5,12 @@ The ends are ranks 0 and n-1, so that on a cluster the message crosses it; the r
 
 from typing import Any
 
-from collectives.registry import TWO_RANKS, Chunks, Lies, Primitive, Problem, per_segment, vector_piece
+from collectives.contracts import Lies, vector_piece
+from collectives.needs import TWO_RANKS
+from collectives.problem import Problem
+from collectives.registry import Primitive
 from collectives.rounds import Recv, Rounds, Send
+from collectives.vector import Chunks, per_segment
 
 
 def _at_ends(at_first: Chunks, at_last: Chunks) -> Lies:

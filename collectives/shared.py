@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from mpi4py import MPI
 
-from collectives.registry import Nodes
+from collectives.problem import Nodes
 
 ALIGN_NBYTES = 64
 PAGE_NBYTES = 4096

@@ -14,11 +14,14 @@ from collectives.alltoallv import alltoallv
 from collectives.barrier import barrier
 from collectives.broadcast import broadcast
 from collectives.gather import gather, gatherv
+from collectives.needs import SHARED_MEMORY
+from collectives.parameters import Parameter
 from collectives.reduce import reduce
 from collectives.reduce_scatter import reduce_scatter, reduce_scatterv
-from collectives.registry import SHARED_MEMORY, Parameter, algorithm_of, per_rank, per_segment
+from collectives.registry import algorithm_of
 from collectives.rounds import Fence, Pull, PullReduce, Push, Rounds, cyclic
 from collectives.scatter import scatter, scatterv
+from collectives.vector import per_rank, per_segment
 
 
 def others(rank: int, nranks: int) -> list[int]:

@@ -29,7 +29,7 @@ from collectives import PRIMITIVES
 from collectives.count import RankCount, count
 from collectives.gpu import Unusable, find
 from collectives.launch import prepare
-from collectives.registry import Problem
+from collectives.problem import Problem
 from strategies.cases import STRATEGIES, Case, cases
 from strategies.claims import CLAIMS, LAYOUT_CLAIMS, judge, judge_experts, judge_layout, matches
 from strategies.mesh import Mesh

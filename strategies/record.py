@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import collectives
 from collectives import buffers
 from collectives.devices import cupy_module
-from collectives.registry import Problem
+from collectives.problem import Problem
 from strategies.arrays import module_of, to_host
 from strategies.mesh import EXPERT_REPLICA_AXES, REPLICA_AXES, Mesh
 from strategies.traffic import Call

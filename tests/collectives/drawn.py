@@ -7,8 +7,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from collectives import PRIMITIVES
+from collectives.composition import PartOf
 from collectives.operations import OPERATIONS
-from collectives.registry import AtLeast, PartOf, nodes_of
+from collectives.parameters import AtLeast
+from collectives.problem import nodes_of
 
 DTYPES = ("float32", "float64", "complex64", "int16", "int64", "uint8", "bool")
 OPS = ("sum", "prod", "max", "min", "lor", "band")

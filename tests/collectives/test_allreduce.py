@@ -4,9 +4,10 @@ import pytest
 from collectives import allreduce
 from collectives.interpret import interpret
 from collectives.layout import lay_out
+from collectives.needs import COMMUTATIVE
 from collectives.proof import prove, proved_ranks
-from collectives.registry import COMMUTATIVE, consecutive
 from collectives.rounds import Message, as_rounds
+from collectives.vector import consecutive
 
 FLAT = [
     one

@@ -1,7 +1,8 @@
 import pytest
 
 from collectives import alltoall, alltoallv
-from collectives.layout import Options, lay_out
+from collectives.cutting import Options
+from collectives.layout import lay_out
 from collectives.rounds import Send, as_rounds
 
 

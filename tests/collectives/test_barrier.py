@@ -1,8 +1,9 @@
 import pytest
 
 from collectives import barrier
+from collectives.contracts import nothing, rank_block
 from collectives.proof import Refuted, prove
-from collectives.registry import Primitive, nothing, rank_block
+from collectives.registry import Primitive
 from collectives.rounds import Message, as_rounds
 
 FLAT = [

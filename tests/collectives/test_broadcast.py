@@ -1,8 +1,8 @@
 import pytest
 
 from collectives import broadcast
+from collectives.needs import POWER_OF_TWO
 from collectives.proof import prove
-from collectives.registry import POWER_OF_TWO
 from collectives.rounds import Recv, Send, as_rounds
 
 

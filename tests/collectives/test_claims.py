@@ -7,8 +7,8 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from collectives import PRIMITIVES
+from collectives.needs import COMMUTATIVE
 from collectives.proof import Refuted, prove, proved_ranks
-from collectives.registry import COMMUTATIVE
 
 
 def is_flat(algorithm):

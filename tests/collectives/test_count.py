@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from collectives import PRIMITIVES, allgather, allreduce, alltoall, barrier, broadcast, gather, reduce_scatter, scatter
 from collectives.count import Bound, count, lower_bound
-from collectives.layout import Options, lay_out
+from collectives.cutting import Options
+from collectives.layout import lay_out
 from collectives.rounds import largest_power_of_two
 
 ALL = [algorithm for primitive in PRIMITIVES.values() for algorithm in primitive.algorithms.values()]

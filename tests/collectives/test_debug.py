@@ -3,8 +3,9 @@ import pytest
 pytest.importorskip("mpi4py")
 
 from collectives import allreduce
+from collectives.cutting import Options
 from collectives.debug import Guards, Overwritten, check_disjoint
-from collectives.layout import Layout, Options, lay_out
+from collectives.layout import Layout, lay_out
 from collectives.program import Start, Transfer, Wait
 from collectives.regions import RECV, Region
 

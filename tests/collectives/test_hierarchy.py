@@ -4,9 +4,10 @@ import pytest
 
 from collectives import PRIMITIVES, allgather, allreduce, alltoall, broadcast, reduce, reduce_scatter
 from collectives.count import count
-from collectives.layout import Options
+from collectives.cutting import Options
+from collectives.names import UnknownNameError
+from collectives.problem import nodes_of
 from collectives.proof import prove
-from collectives.registry import UnknownNameError, nodes_of
 from tests.collectives.test_interpret import check, has_in_place
 
 ALL = [one for primitive in PRIMITIVES.values() for one in primitive.algorithms.values() if one.takes_nodes]
@@ -138,9 +139,6 @@ def test_parameters_that_cannot_be_are_refused():
         allreduce.find("two_level:leaders=2")
     with pytest.raises(ValueError, match="do not hold each of the ranks 0 to 3 once"):
         allreduce.problem(4, 8, nodes=((0, 1), (1, 2, 3)))
-    with pytest.raises(ValueError, match="0 ranks on a node; at least 1 is needed"):
-        nodes_of(4, 0)
-    assert nodes_of(5, 2) == ((0, 1), (2, 3), (4,))
 
 
 def between(specification, primitive=allreduce, nranks=16, ppn=4, elements=960):

@@ -12,8 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from collectives import PRIMITIVES, allgather, allreduce, alltoall, broadcast, reduce_scatter
+from collectives.cutting import Options
 from collectives.interpret import Deadlock, interpret
-from collectives.layout import Options, lay_out
+from collectives.layout import lay_out
 from collectives.program import Fold, Move, Reduce, Start, Wait
 from collectives.reference import expected
 from tests.collectives.drawn import cases, has_in_place, uneven_counts

@@ -14,10 +14,10 @@ from mpi4py import MPI
 from collectives import PRIMITIVES, allgather, allreduce, alltoall, broadcast, gather, reduce, reduce_scatter, scatter
 from collectives.attached import attached_to, drain
 from collectives.calls import CALLS_KEPT
+from collectives.names import UnknownNameError
 from collectives.operations import OPERATIONS
 from collectives.plan import NotApplicable
 from collectives.reference import expected
-from collectives.registry import UnknownNameError
 
 pytestmark = pytest.mark.mpi
 

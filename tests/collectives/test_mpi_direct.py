@@ -9,9 +9,9 @@ import pytest
 
 from bench.check import Checked, on_gpu
 from collectives import PRIMITIVES, allreduce, broadcast
+from collectives.names import UnknownNameError
 from collectives.operations import Operation
 from collectives.plan import NotApplicable
-from collectives.registry import UnknownNameError
 from collectives.staging import synchronisations
 
 pytestmark = pytest.mark.mpi

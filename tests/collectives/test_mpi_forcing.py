@@ -15,10 +15,10 @@ from collectives.fallbacks import Case, outcome
 from collectives.forced import Forced
 from collectives.forcing import ForcedPlan, forcing_of
 from collectives.mpit import Setting, ToolInterface
+from collectives.names import UnknownNameError
 from collectives.operations import Operation
 from collectives.plan import NotApplicable
 from collectives.reference import expected
-from collectives.registry import UnknownNameError
 from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.mpi

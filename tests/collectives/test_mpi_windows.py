@@ -7,8 +7,8 @@ import pytest
 
 from collectives import PRIMITIVES, allgather, alloc, alloc_common, allreduce, broadcast, reduce_scatter
 from collectives.attached import attached_to
+from collectives.needs import SHARED_MEMORY
 from collectives.plan import NotApplicable
-from collectives.registry import SHARED_MEMORY
 from collectives.transports.window import Missing
 from tests.collectives.test_mpi_calls import GUARD, GUARD_NBYTES, Case, Guarded, cases_of
 

@@ -4,8 +4,8 @@ import pytest
 
 from collectives import allgather, broadcast
 from collectives.negabinary import digits, of_digits, partner, steps
-from collectives.registry import consecutive
 from collectives.rounds import Message, Send, as_rounds
+from collectives.vector import consecutive
 
 POWERS = [1, 2, 4, 8, 16, 64, 128]
 

@@ -3,10 +3,11 @@ import numpy as np
 import pytest
 
 from collectives import PRIMITIVES
+from collectives.cutting import Options
 from collectives.interpret import interpret
-from collectives.layout import Options, lay_out
+from collectives.layout import lay_out
+from collectives.names import UnknownNameError
 from collectives.operations import DTYPES, OPERATIONS, Operation, dtype_of, find_operation, stored
-from collectives.registry import UnknownNameError
 
 
 def test_every_operation_says_for_which_dtypes_it_is_defined():

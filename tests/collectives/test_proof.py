@@ -5,9 +5,10 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from collectives import PRIMITIVES, allgather, allreduce, alltoall, barrier, broadcast, reduce, reduce_scatter
+from collectives.needs import COMMUTATIVE
 from collectives.proof import Refuted, prove, proved_ranks
-from collectives.registry import COMMUTATIVE, per_rank
 from collectives.rounds import LEFT, RIGHT, Combine, Copy, Recv, RecvReduce, Send
+from collectives.vector import per_rank
 
 ALL = [
     algorithm

@@ -1,8 +1,8 @@
 import pytest
 
 from collectives import reduce
+from collectives.needs import COMMUTATIVE
 from collectives.proof import prove
-from collectives.registry import COMMUTATIVE
 
 
 @pytest.mark.parametrize("name", ["linear", "in_order_binary", "in_order_binary:segments=1"])

@@ -1,8 +1,8 @@
 import pytest
 
 from collectives import allgather, reduce_scatter, reduce_scatterv
+from collectives.needs import COMMUTATIVE
 from collectives.proof import prove
-from collectives.registry import COMMUTATIVE
 from collectives.rounds import RecvReduce, Send, as_rounds
 
 

@@ -5,6 +5,10 @@ from collectives.rounds import (
     RIGHT,
     Combine,
     Copy,
+    Fence,
+    Pull,
+    PullReduce,
+    Push,
     Recv,
     RecvReduce,
     Send,
@@ -92,3 +96,37 @@ def test_with_chunks_refuses_local_operations():
 def test_powers_of_two(limit, powers, largest):
     assert powers_of_two_below(limit) == powers
     assert largest_power_of_two(limit) == largest
+
+
+def one_of_each():
+    yield Pull(1, "a", "b"), PullReduce([0, 1], "a"), Push([1], "b"), Copy("a", "c"), Combine("a", "b", "c")
+    yield Send(1, "a"), Recv(1, "b"), RecvReduce(1, "c", side="left"), Fence([0, 1])
+
+
+def test_relabelling_gives_other_ranks_and_other_chunks():
+    renamed = list(relabel(one_of_each(), [5, 7], str.upper))
+    assert repr(renamed) == (
+        "[(Pull(7, 'A', 'B'), PullReduce([5, 7], 'A'), Push([7], 'B'), Copy('A', 'C'), Combine('A', 'B', 'C')), "
+        "(Send(7, 'A'), Recv(7, 'B'), RecvReduce(7, 'C', side='left'), Fence([5, 7]))]"
+    )
+
+
+def test_a_chunk_can_stand_for_several():
+    renamed = list(relabel(one_of_each(), parts=lambda chunk: [(chunk, 0), (chunk, 1)]))
+    assert repr(renamed[0][1]) == "PullReduce([0, 1], ('a', 0), ('a', 1))"
+    assert repr(renamed[0][3:]) == (
+        "(Copy(('a', 0), ('c', 0)), Copy(('a', 1), ('c', 1)), "
+        "Combine(('a', 0), ('b', 0), ('c', 0)), Combine(('a', 1), ('b', 1), ('c', 1)))"
+    )
+    assert repr(renamed[1][2]) == "RecvReduce(1, ('c', 0), ('c', 1), side='left')"
+
+
+def test_merged_rounds_meet_once_and_at_the_end():
+    merged = list(together([(Push([1], 0), Fence([0, 1]))], [(Push([1], 1), Fence([0, 1]))]))
+    assert repr(merged) == "[(Push([1], 0), Push([1], 1), Fence([0, 1]))]"
+
+
+def test_a_rank_outside_stays_idle():
+    fenced = lambda rank, nranks: iter([Fence(range(nranks)), Fence(range(nranks))])  # noqa: E731
+    assert list(among([2, 3], 0, fenced)) == [(), ()]
+    assert repr(list(among([2, 3], 3, fenced))) == "[(Fence([2, 3]),), (Fence([2, 3]),)]"

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from collectives import PRIMITIVES
+from collectives.cutting import Options
 from collectives.interpret import interpret
-from collectives.layout import Layout, Options, lay_out
+from collectives.layout import Layout, lay_out
 from collectives.program import Fold, Mark, Move, Settle, Start, Sync, Wait
 from collectives.reference import expected
 from collectives.settling import settle

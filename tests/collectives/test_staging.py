@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from collectives import PRIMITIVES
+from collectives.cutting import Options
 from collectives.interpret import interpret
-from collectives.layout import Layout, Options, lay_out
+from collectives.layout import Layout, lay_out
 from collectives.program import After, Fold, Mark, Move, Settle, Start, Wait
 from collectives.reference import expected
 from collectives.regions import HOST, RECV, Region

@@ -1,234 +1,25 @@
-"""Algorithms on shared memory, without MPI: broken ones are caught, and all layouts do what NumPy does."""
+"""Layouts of algorithms on shared memory, without MPI: they do what NumPy does, with few copies and small slots."""
 
 from collections import defaultdict
-from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 
-from collectives import PRIMITIVES, allgather, allreduce, alltoall, broadcast, gather, reduce, reduce_scatter
+from collectives import allgather, allreduce, alltoall, broadcast, reduce, reduce_scatter
 from collectives.count import count as counted_of
+from collectives.cutting import Options
 from collectives.exposure import Exposure
 from collectives.interpret import interpret
-from collectives.layout import Options, Unshareable, lay_out
+from collectives.layout import Unshareable, lay_out
 from collectives.program import Fold, Move, Reduce, Start, Sync
-from collectives.proof import Refuted, prove, proved_ranks
-from collectives.races import Race, check_races
+from collectives.proof import proved_ranks
 from collectives.reference import expected
 from collectives.regions import Region
-from collectives.registry import SHARED_MEMORY, per_rank
-from collectives.rounds import (
-    Combine,
-    Copy,
-    Fence,
-    Pull,
-    PullReduce,
-    Push,
-    Recv,
-    RecvReduce,
-    Send,
-    among,
-    as_rounds,
-    relabel,
-    together,
-)
+from collectives.rounds import Fence, as_rounds
 from tests.collectives.test_interpret import buffers_of, check, data_of, has_in_place
+from tests.collectives.test_windowed import WINDOWED, name_of
 
-WINDOWED = [
-    algorithm
-    for primitive in PRIMITIVES.values()
-    for algorithm in primitive.algorithms.values()
-    if SHARED_MEMORY in algorithm.needs
-]
 SHARED = [frozenset(), frozenset({"send"}), frozenset({"recv"}), frozenset({"send", "recv"})]
-EIGHT = ("broadcast", "scatter", "gather", "reduce", "allgather", "allreduce", "reduce_scatter", "alltoall")
-
-
-def name_of(algorithm):
-    return f"{algorithm.primitive.name}-{algorithm.name}"
-
-
-def test_all_eight_primitives_have_one_and_some_both_forms():
-    names = {name: [one.name for one in WINDOWED if one.primitive.name == name] for name in EIGHT}
-    assert all("window" in one for one in names.values())
-    assert {name for name, one in names.items() if "window_pull" in one} >= {"allreduce", "gather", "alltoall"}
-
-
-# The vocabulary
-
-
-def one_of_each():
-    yield Pull(1, "a", "b"), PullReduce([0, 1], "a"), Push([1], "b"), Copy("a", "c"), Combine("a", "b", "c")
-    yield Send(1, "a"), Recv(1, "b"), RecvReduce(1, "c", side="left"), Fence([0, 1])
-
-
-def test_relabelling_gives_other_ranks_and_other_chunks():
-    renamed = list(relabel(one_of_each(), [5, 7], str.upper))
-    assert repr(renamed) == (
-        "[(Pull(7, 'A', 'B'), PullReduce([5, 7], 'A'), Push([7], 'B'), Copy('A', 'C'), Combine('A', 'B', 'C')), "
-        "(Send(7, 'A'), Recv(7, 'B'), RecvReduce(7, 'C', side='left'), Fence([5, 7]))]"
-    )
-
-
-def test_a_chunk_can_stand_for_several():
-    renamed = list(relabel(one_of_each(), parts=lambda chunk: [(chunk, 0), (chunk, 1)]))
-    assert repr(renamed[0][1]) == "PullReduce([0, 1], ('a', 0), ('a', 1))"
-    assert repr(renamed[0][3:]) == (
-        "(Copy(('a', 0), ('c', 0)), Copy(('a', 1), ('c', 1)), "
-        "Combine(('a', 0), ('b', 0), ('c', 0)), Combine(('a', 1), ('b', 1), ('c', 1)))"
-    )
-    assert repr(renamed[1][2]) == "RecvReduce(1, ('c', 0), ('c', 1), side='left')"
-
-
-def test_merged_rounds_meet_once_and_at_the_end():
-    merged = list(together([(Push([1], 0), Fence([0, 1]))], [(Push([1], 1), Fence([0, 1]))]))
-    assert repr(merged) == "[(Push([1], 0), Push([1], 1), Fence([0, 1]))]"
-
-
-def test_a_rank_outside_stays_idle():
-    fenced = lambda rank, nranks: iter([Fence(range(nranks)), Fence(range(nranks))])  # noqa: E731
-    assert list(among([2, 3], 0, fenced)) == [(), ()]
-    assert repr(list(among([2, 3], 3, fenced))) == "[(Fence([2, 3]),), (Fence([2, 3]),)]"
-
-
-# Proofs
-
-
-@pytest.mark.parametrize("algorithm", WINDOWED, ids=name_of)
-def test_rank_order_is_kept(algorithm):
-    for nranks, root in proved_ranks(algorithm, 9):
-        assert prove(algorithm, nranks, root).in_order
-
-
-def refuted(primitive, generate, words, nranks=3, chunks=per_rank, staged=False, needs=SHARED_MEMORY):
-    """Expect that `generate`, as an algorithm of `primitive`, is wrong in this way."""
-    algorithm = replace(
-        primitive.algorithms["window"], generate=generate, chunks=chunks, staged=staged, declared_needs=needs
-    )
-    with pytest.raises(Refuted, match=words):
-        prove(algorithm, nranks)
-
-
-def others(rank, nranks):
-    return [one for one in range(nranks) if one != rank]
-
-
-def test_reading_before_a_fence_is_a_race():
-    def early(rank, nranks):
-        yield tuple(Pull(peer, peer) for peer in others(rank, nranks))
-        yield Fence(range(nranks))
-
-    refuted(allgather, early, r"Pull\(1, 1\) reads chunk 1 of rank 1, which rank 1 has written with no fence between")
-
-
-def test_reading_what_was_written_since_the_last_fence_is_a_race():
-    def early(rank, nranks):
-        yield Fence(range(nranks))
-        yield PullReduce(range(nranks), rank)
-        yield (*(Pull(peer, peer) for peer in others(rank, nranks)), Fence(range(nranks)))
-
-    refuted(allreduce, early, "round 2: race: Pull.* reads chunk . of rank ., which rank . has written")
-
-
-def test_writing_while_a_peer_may_still_read_is_a_race():
-    def both(rank, nranks):
-        yield Fence(range(nranks))
-        yield PullReduce(range(nranks), *range(nranks)), Fence(range(nranks))
-
-    words = r"PullReduce\(\[0, 1, 2\], 0, 1, 2\) reads chunk 0 of rank 0, which rank 0 has written"
-    refuted(allreduce, both, words)
-
-
-def test_pushing_to_a_peer_that_may_still_use_its_buffer_is_a_race():
-    def early(rank, nranks, root):
-        yield (*((Push([root], rank),) if rank != root else ()), Fence(range(nranks)))
-
-    refuted(gather, early, r"Push\(\[0\], 1\) writes chunk 1 of rank 0, which rank 0 has written")
-
-
-def test_a_call_that_ends_before_peers_have_read_is_a_race_with_the_next():
-    def late(rank, nranks):
-        yield Fence(range(nranks))
-        yield tuple(Pull(peer, peer) for peer in others(rank, nranks))
-
-    refuted(allgather, late, "in a later call|what its owner does after the call")
-
-
-def test_two_that_write_one_location_are_a_race():
-    def twice(rank, nranks, root):
-        yield Fence(range(nranks))
-        yield (*((Push(others(rank, nranks), 0),) if rank in (root, 1) else ()), Fence(range(nranks)))
-
-    refuted(broadcast, twice, "Push.* chunk 0 of rank 1, which rank 0 has written", chunks=lambda nranks: 1)
-
-
-def test_messages_keep_nothing_apart_in_shared_memory():
-    def signalled(rank, nranks):
-        yield tuple(Send(peer) for peer in others(rank, nranks)) + tuple(Recv(peer) for peer in others(rank, nranks))
-        yield tuple(Pull(peer, peer) for peer in others(rank, nranks))
-        yield Fence(range(nranks))
-
-    refuted(allgather, signalled, "race: Pull")
-
-
-def test_a_fence_at_which_one_is_missing_is_refused():
-    def alone(rank, nranks):
-        yield Fence(range(nranks)) if rank else ()
-
-    refuted(allgather, alone, r"rank 1, round 0: Fence\(\[0, 1, 2\]\), where rank 0 has none of this group")
-
-
-def test_two_fences_in_one_round_are_refused():
-    def two(rank, nranks):
-        yield Fence(range(nranks)), Fence([rank])
-
-    refuted(allgather, two, "a rank meets one group at a time")
-
-
-def test_a_staged_algorithm_only_reads():
-    def pushed(rank, nranks):
-        yield Fence(range(nranks))
-        yield Push(others(rank, nranks), rank), Fence(range(nranks))
-
-    refuted(allgather, pushed, "writes to copies of inputs", staged=True)
-
-
-def test_a_staged_algorithm_needs_its_one_fence():
-    refuted(allreduce, lambda rank, nranks: iter([PullReduce(range(nranks), *range(nranks))]), "race", staged=True)
-
-
-def test_a_contribution_that_is_missing_or_doubled_is_found():
-    def without_last(rank, nranks):
-        yield Fence(range(nranks))
-        yield PullReduce(range(nranks - 1), rank), Push(others(rank, nranks), rank), Fence(range(nranks))
-
-    def doubled(rank, nranks):
-        yield Fence(range(nranks))
-        yield PullReduce([*range(nranks), 0], rank), Push(others(rank, nranks), rank), Fence(range(nranks))
-
-    refuted(allreduce, without_last, "lacks the contribution of rank 2")
-    refuted(allreduce, doubled, "counts the contribution of rank 0 to chunk . twice")
-
-
-def test_an_algorithm_must_say_that_it_needs_shared_memory():
-    generate = allgather.algorithms["window"].generate
-    refuted(allgather, generate, "does not say that it needs shared memory", needs=())
-
-
-def test_ranks_on_two_nodes_do_not_share_memory():
-    problem = allgather.problem(4, 8, nodes=((0, 1), (2, 3)))
-    assert allgather.find("window").unmet(problem) == "window needs all ranks on one node, to share memory"
-    assert allgather.find("window").unmet(allgather.problem(4, 8)) is None
-
-
-def test_accesses_of_one_rank_alone_are_no_race():
-    rounds = [[(Push([1], "x"),), (Push([1], "x"), Pull(1, "x")), (Fence([0, 1]),)], [(), (), (Fence([0, 1]),)]]
-    check_races(rounds, [["x"], []], [[], []])
-    with pytest.raises(Race, match="rank 1"):
-        check_races([rounds[0], [(Copy("x", "y"),), (), (Fence([0, 1]),)]], [["x"], []], [[], []])
-
-
-# Layouts
 
 
 @pytest.mark.parametrize("algorithm", [one for one in WINDOWED if not one.primitive.synchronises], ids=name_of)
