@@ -9,11 +9,12 @@ it is freed. Memory that is no longer used is kept for the next who wants some.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from collectives.devices import array_at, cupy_module
+from collectives.in_common import InCommon
 from collectives.shared import SharedMemory, SharedMemoryError
 
 BLOCK_NBYTES = 2 << 20
@@ -50,17 +51,6 @@ class _Hold:
     """What arrays in a block refer to; when it is gone, so are they."""
 
 
-@dataclass
-class _Common:
-    """Memory that all ranks of a node were handed: where, the own hold on it, and what its owner must keep for it."""
-
-    place: GpuPlace
-    address: int
-    nbytes: int
-    hold: Callable[[], Any]
-    memory: Any
-
-
 class GpuMemory:
     """The GPU memory that ranks of a communicator on one node share. Methods named as collective are called by all."""
 
@@ -69,7 +59,7 @@ class GpuMemory:
         self._runtime = cupy_module().cuda.runtime
         self._blocks: list[_Block] = []
         self._opened: dict[tuple[int, bytes], int] = {}
-        self._common: list[_Common] = []
+        self._common: InCommon[GpuPlace] = InCommon(self.node)
         self._no_handle = ""  # why own memory has none
         self._unreachable: str | None = None
 
@@ -121,30 +111,17 @@ class GpuMemory:
             Unreachable: on all ranks: one cannot open it.
 
         """
-        self._collect()  # else what one point of a sweep shares would be kept until all is used up
+        self._common.collect()  # else what one point of a sweep shares would be kept until all is used up
         place, memory = self.take(nbytes if self.rank == 0 else 0)
         place = self.node.bcast(place)
         self.reach([place])
         hold, address = _Hold(), self._base(place) + place.start
-        self._common.append(_Common(place, address, nbytes, weakref.ref(hold), memory if self.rank == 0 else None))
+        self._common.add(place, address, nbytes, hold, memory if self.rank == 0 else None)
         return array_at(address, nbytes, hold)
 
     def in_common(self, array: Any) -> bool:
         """Return whether `array` lies in memory that all ranks of the node were handed."""
-        return self._common_place(array) is not None
-
-    def _common_place(self, array: Any) -> GpuPlace | None:
-        address = array.data.ptr
-        for one in self._common:
-            if one.address <= address and address + array.nbytes <= one.address + one.nbytes:
-                return one.place._replace(start=one.place.start + address - one.address)
-        return None
-
-    def _collect(self) -> None:
-        """Let go of what all ranks of the node were handed and none holds any more. Collective."""
-        held = [one.hold() is not None for one in self._common]
-        by_any = [any(ranks) for ranks in zip(*self.node.allgather(held), strict=True)]
-        self._common = [one for one, kept in zip(self._common, by_any, strict=True) if kept]
+        return self._common.at(array.data.ptr) is not None
 
     def _anywhere(self, flag: bool) -> bool:
         return bool(self.node.allreduce(int(flag)))
@@ -173,7 +150,7 @@ class GpuMemory:
 
     def shrink(self) -> None:
         """Free what nobody uses, which is kept otherwise for what comes next, when all have closed it. Collective."""
-        self._collect()
+        self._common.collect()
         unused = [one for one in self._blocks if not one.used]
         for owner, handles in enumerate(self.node.allgather([one.handle for one in unused])):
             for handle in handles:
@@ -192,7 +169,8 @@ class GpuMemory:
         for one in self._blocks:
             if one.used and one.address <= address and address + array.nbytes <= one.address + one.nbytes:
                 return GpuPlace(self.rank, one.handle, address - one.address)
-        return self._common_place(array)
+        common = self._common.at(address)
+        return None if common is None else common.place._replace(start=common.place.start + address - common.address)
 
     def reach(self, places: Iterable[GpuPlace]) -> None:
         """Open what is not open yet of others' allocations. Collective, since all must know if one cannot.
@@ -224,7 +202,7 @@ class GpuMemory:
 
     def free(self) -> None:
         """Close and free all; arrays in it must not be used any more. Collective."""
-        self._common = []
+        self._common.clear()
         for address in self._opened.values():
             self._runtime.ipcCloseMemHandle(address)
         self._opened = {}

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from mpi4py import MPI
 
+from collectives.in_common import InCommon
 from collectives.problem import Nodes
 
 ALIGN_NBYTES = 64
@@ -71,16 +72,6 @@ class _Window:
         self.free = joined
 
 
-@dataclass
-class _Common:
-    """Memory that all ranks of a node were handed: where, the own hold on it, and what its owner must keep for it."""
-
-    place: Place
-    nbytes: int
-    hold: Callable[[], Any]
-    memory: Any
-
-
 class SharedMemory:
     """What the ranks of a communicator that are on one node share. Methods named as collective are called by all."""
 
@@ -91,7 +82,7 @@ class SharedMemory:
         mine = tuple(self.node.allgather(comm.Get_rank()))
         self.nodes: Nodes = tuple(sorted(set(comm.allgather(mine))))
         self.local = {rank: index for index, rank in enumerate(mine)}
-        self._common: list[_Common] = []
+        self._common: InCommon[Place] = InCommon(self.node)
         self._windows: list[_Window | None] = []
         self.before_free: list[Callable[[int], None]] = []  # called with the number of a window
 
@@ -107,7 +98,7 @@ class SharedMemory:
         rounded = -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
         place = self._room(rounded)
         if self._anywhere(place is None):
-            self._collect()
+            self._common.collect()
             place = place or self._room(rounded)
             if self._anywhere(place is None):
                 try:
@@ -132,23 +123,12 @@ class SharedMemory:
         place, memory = self.take(nbytes if self.rank == 0 else 0)
         place = self.node.bcast(place)
         view = self.view(place, nbytes)
-        self._common.append(_Common(place, nbytes, weakref.ref(view), memory))
+        self._common.add(place, ctypes.addressof(view), nbytes, view, memory)
         return view
 
     def in_common(self, array: np.ndarray[Any, Any]) -> bool:
         """Return whether `array` lies in memory that all ranks of the node were handed."""
-        place = self.find(array) if self._common else None
-        return place is not None and any(
-            (one.place.window, one.place.owner) == (place.window, place.owner)
-            and one.place.start <= place.start < one.place.start + one.nbytes
-            for one in self._common
-        )
-
-    def _collect(self) -> None:
-        """Give back what all ranks of the node were handed and none holds any more."""
-        dropped = np.array([one.hold() is None for one in self._common], np.uint8)
-        self.node.Allreduce(MPI.IN_PLACE, dropped, MPI.MIN)
-        self._common = [one for one, by_all in zip(self._common, dropped, strict=True) if not by_all]
+        return self._common.at(array.ctypes.data) is not None
 
     def _anywhere(self, here: bool) -> bool:
         """Return whether it is so on any rank, of whichever node: what one cannot have is refused to all."""
