@@ -1,28 +1,15 @@
 """How often each call on a GPU copies to and from the host and waits for the GPU, on the stand-in, which counts it."""
 
-import numpy as np
 import pytest
 
 from bench.check import Checked, on_gpu
-from collectives import PRIMITIVES, alloc
 from collectives.plan import NotApplicable
 from collectives.program import Sync
 from collectives.staging import copies, synchronisations
+from tests.collectives.device_calls import every_contender, plan_of, problem_of, registered
+from tests.collectives.test_mpi_calls import skip_if_unmet
 
 pytestmark = pytest.mark.mpi
-
-CONTENDERS = [
-    (primitive, name)
-    for primitive in PRIMITIVES.values()
-    if not primitive.synchronises
-    for name in ("native", "native_persistent", *primitive.algorithms)
-]
-
-
-def counts_of(primitive, nranks):
-    if primitive.name == "alltoallv":
-        return tuple(tuple((3 * one + 5 * other) % 4 for other in range(nranks)) for one in range(nranks))
-    return tuple((7 * rank + 3) % 5 for rank in range(nranks)) if primitive.name.endswith("v") else None
 
 
 def of_native(problem, checked, rank):
@@ -35,21 +22,16 @@ def of_native(problem, checked, rank):
     return out, int(back), bool(out) + bool(back)
 
 
-@pytest.mark.parametrize(("primitive", "algorithm"), CONTENDERS, ids=lambda one: getattr(one, "name", one))
+@every_contender
 def test_copies_and_waits_are_those_designed(fresh_comm, standin, primitive, algorithm):
     n, rank, counts = fresh_comm.Get_size(), fresh_comm.Get_rank(), standin.machine.counts
-    if primitive.unmet(primitive.problem(n, n)):
-        pytest.skip("does not apply to this number of ranks")
-    blocks = counts_of(primitive, n)
-    problem = primitive.problem(n, 12 * n if blocks is None else int(np.sum(blocks)), counts=blocks)
-    more = {"counts": blocks} if blocks is not None else {"count": problem.count}
+    skip_if_unmet(primitive, n)
+    problem = problem_of(primitive, n)
     shares = algorithm in primitive.algorithms and primitive.find(algorithm).shares_memory(problem)
-    empty = on_gpu
-    if shares:
-        empty = lambda nbytes: alloc(fresh_comm, nbytes, np.uint8, device="cuda")  # noqa: E731
+    empty = registered(fresh_comm) if shares else on_gpu
     checked = Checked(problem, rank, "float32", "sum", empty, empty)
     try:
-        plan = primitive.plan(fresh_comm, *checked.arrays, algorithm=algorithm, **more)
+        plan = plan_of(fresh_comm, checked, algorithm)
     except NotApplicable as reason:
         pytest.skip(str(reason))
     with plan:

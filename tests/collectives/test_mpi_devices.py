@@ -4,20 +4,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from bench.check import Checked, on_gpu
 from bench.gpus import allocator
-from collectives import PRIMITIVES, allgather, alloc, allreduce, broadcast, reduce
+from collectives import allgather, alloc, allreduce, broadcast, reduce
 from collectives.operations import OPERATIONS, SMALL, Operation, dtype_of, stored
-from collectives.plan import NotApplicable
+from tests.collectives.device_calls import check_contender, check_split, every_contender, wrong_elements
 
 pytestmark = pytest.mark.mpi
-
-CONTENDERS = [
-    (primitive, name)
-    for primitive in PRIMITIVES.values()
-    if not primitive.synchronises
-    for name in ("native", "native_persistent", *primitive.algorithms)
-]
 
 
 @pytest.fixture(autouse=True)
@@ -37,52 +29,9 @@ def schedule(request, gpu):
         gpu.machine.eager = False
 
 
-def counts_of(primitive, nranks):
-    if primitive.name == "alltoallv":
-        return tuple(tuple((3 * one + 5 * other) % 4 for other in range(nranks)) for one in range(nranks))
-    return tuple((7 * rank + 3) % 5 for rank in range(nranks)) if primitive.name.endswith("v") else None
-
-
-def has_in_place(primitive, nranks):
-    problem = primitive.problem(nranks, nranks)
-    return not primitive.one_buffer and any(primitive.aliasing(problem, rank) for rank in range(nranks))
-
-
-def wrong_elements(comm, problem, algorithm, dtype="float32", op="sum"):
-    """Carry a call out twice; return over all ranks how many elements are wrong, None where it does not apply."""
-    checked = Checked(problem, comm.Get_rank(), dtype, op, on_gpu, on_gpu)
-    more = {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
-    try:
-        plan = problem.primitive.plan(
-            comm, *checked.arrays, algorithm=algorithm, op=op, root=problem.root, dtype=dtype, **more
-        )
-    except NotApplicable:
-        return None
-    wrong = 0
-    with plan:
-        for _ in range(2):
-            checked.reset()  # which leaves work in the stream
-            plan()
-            wrong += checked.wrong()
-    return comm.allreduce(wrong)
-
-
-@pytest.mark.parametrize(("primitive", "algorithm"), CONTENDERS, ids=lambda one: getattr(one, "name", one))
+@every_contender
 def test_every_contender_is_right_on_device_buffers(comm, primitive, algorithm):
-    nranks = comm.Get_size()
-    unmet = primitive.unmet(primitive.problem(nranks, nranks))
-    if unmet:
-        pytest.skip(unmet)
-    counts = counts_of(primitive, nranks)
-    applied = []
-    for place, count in enumerate([12 * nranks] if counts is None else [int(np.sum(counts))]):
-        for in_place in (False, True) if has_in_place(primitive, nranks) else (False,):
-            root = (place + len(algorithm)) % nranks if primitive.rooted else 0
-            problem = primitive.problem(nranks, count, root=root, counts=counts, in_place=in_place)
-            applied.append(wrong_elements(comm, problem, algorithm))
-    assert not any(applied)
-    if all(one is None for one in applied):
-        pytest.skip(f"{algorithm} does not apply to {nranks} ranks on device buffers")
+    check_contender(comm, primitive, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "spread", "reduce_broadcast", "rabenseifner"])
@@ -168,15 +117,7 @@ def test_a_call_can_be_split_into_start_test_and_wait(comm, gpu, algorithm):
     n = comm.Get_size()
     send, recv = gpu.asarray(np.ones(600_000, np.float32)), gpu.zeros(600_000, np.float32)
     with allreduce.plan(comm, send, recv, algorithm=algorithm) as plan:
-        for finish in ("wait", "test"):
-            recv.fill(0)
-            plan.start()
-            if finish == "wait":
-                plan.wait()
-            else:
-                while not plan.test():
-                    pass
-            assert (recv.get() == n).all()
+        check_split(plan, recv, n)
 
 
 @pytest.mark.parametrize("algorithm", ["native", "ring", "recursive_doubling", "spread"])

@@ -7,21 +7,14 @@ sweep tries it in child processes, and checks every result.
 import numpy as np
 import pytest
 
-from bench.check import Checked, on_gpu
-from collectives import PRIMITIVES, allreduce, broadcast
+from collectives import allreduce, broadcast
 from collectives.names import UnknownNameError
 from collectives.operations import Operation
 from collectives.plan import NotApplicable
 from collectives.staging import synchronisations
+from tests.collectives.device_calls import check_contender, check_split, every_contender, wrong_elements
 
 pytestmark = pytest.mark.mpi
-
-CONTENDERS = [
-    (primitive, name)
-    for primitive in PRIMITIVES.values()
-    if not primitive.synchronises
-    for name in ("native", "native_persistent", *primitive.algorithms)
-]
 
 
 @pytest.fixture(scope="module")
@@ -41,55 +34,18 @@ def aware(standin):
     standin.machine.unlocked = False
 
 
-def has_in_place(primitive, nranks):
-    problem = primitive.problem(nranks, nranks)
-    return not primitive.one_buffer and any(primitive.aliasing(problem, rank) for rank in range(nranks))
-
-
-def wrong_elements(comm, problem, algorithm, dtype="float32"):
-    checked = Checked(problem, comm.Get_rank(), dtype, "sum", on_gpu, on_gpu)
-    more = {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
-    try:
-        plan = problem.primitive.plan(
-            comm, *checked.arrays, algorithm=algorithm, root=problem.root, transport="direct", **more
-        )
-    except NotApplicable:
-        return None
-    wrong = 0
-    with plan:
-        for _ in range(2):
-            checked.reset()  # which leaves work in the stream
-            plan()
-            wrong += checked.wrong()
-    return comm.allreduce(wrong)
-
-
-@pytest.mark.parametrize(("primitive", "algorithm"), CONTENDERS, ids=lambda one: getattr(one, "name", one))
+@every_contender
 def test_every_contender_is_right(comm, primitive, algorithm):
-    nranks = comm.Get_size()
-    unmet = primitive.unmet(primitive.problem(nranks, nranks))
-    if unmet:
-        pytest.skip(unmet)
-    counts = tuple((7 * rank + 3) % 5 for rank in range(nranks)) if primitive.name.endswith("v") else None
-    if primitive.name == "alltoallv":
-        counts = tuple(tuple((3 * one + 5 * other) % 4 for other in range(nranks)) for one in range(nranks))
-    applied = []
-    for in_place in (False, True) if has_in_place(primitive, nranks) else (False,):
-        count = 12 * nranks if counts is None else int(np.sum(counts))
-        root = len(algorithm) % nranks if primitive.rooted else 0
-        problem = primitive.problem(nranks, count, root=root, counts=counts, in_place=in_place)
-        applied.append(wrong_elements(comm, problem, algorithm))
-    assert not any(applied)
-    if all(one is None for one in applied):
-        pytest.skip(f"{algorithm} does not apply to {nranks} ranks on device buffers")
+    check_contender(comm, primitive, algorithm, transport="direct")
 
 
 @pytest.mark.parametrize("algorithm", ["native", "ring", "recursive_doubling", "spread", "rabenseifner"])
 @pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
 def test_long_messages_are_right(comm, algorithm, in_place):
     problem = allreduce.problem(comm.Get_size(), 700_001, in_place=in_place)
-    assert wrong_elements(comm, problem, algorithm, "int32") in (0, None)
-    assert wrong_elements(comm, broadcast.problem(comm.Get_size(), 700_001), "binomial", "float64") == 0
+    assert wrong_elements(comm, problem, algorithm, "int32", transport="direct") in (0, None)
+    other = broadcast.problem(comm.Get_size(), 700_001)
+    assert wrong_elements(comm, other, "binomial", "float64", transport="direct") == 0
 
 
 @pytest.mark.parametrize("algorithm", ["native", "ring", "recursive_doubling"])
@@ -132,15 +88,7 @@ def test_a_call_can_be_split_into_start_test_and_wait(comm, aware, algorithm):
     n = comm.Get_size()
     send, recv = aware.asarray(np.ones(6_000, np.float32)), aware.zeros(6_000, np.float32)
     with allreduce.plan(comm, send, recv, algorithm=algorithm, transport="direct") as plan:
-        for finish in ("wait", "test"):
-            recv.fill(0)
-            plan.start()
-            if finish == "wait":
-                plan.wait()
-            else:
-                while not plan.test():
-                    pass
-            assert (recv.get() == n).all()
+        check_split(plan, recv, n)
 
 
 def test_half_precision_is_accumulated_in_float32(comm, aware):

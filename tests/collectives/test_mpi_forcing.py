@@ -48,6 +48,22 @@ def result_of(primitive, comm, count=COUNT):
     return expected(problem, comm.rank, input_of)
 
 
+def plans_that_apply(primitive, comm, count=COUNT, in_place=False, op="sum"):
+    """Yield each name that the library does not refuse with a reason, its plan, and the buffers of that."""
+    for label in names(primitive):
+        arrays = buffers(primitive, comm, count)
+        if in_place:
+            arrays[-1][:] = arrays[0]
+            arrays[0] = MPI.IN_PLACE
+        try:
+            plan = primitive.plan(comm, *arrays, algorithm=label, count=count, op=op)
+        except NotApplicable as reason:
+            assert str(reason)
+            continue
+        with plan:
+            yield label, plan, arrays
+
+
 def several_ranks(comm):
     if comm.size == 1:
         pytest.skip("with one rank the library has nothing to choose")
@@ -61,19 +77,11 @@ def few_ranks(comm):
 
 @pytest.mark.parametrize("primitive", [one for name, one in PRIMITIVES.items() if name in FUNCTIONS], ids=str)
 def test_every_name_of_the_library_gives_the_right_result_or_a_reason(comm, primitive):
-    labels = names(primitive)
-    assert labels or (OPEN_MPI and primitive.name in ("scatterv", "gatherv"))
-    for label in labels:
-        arrays = buffers(primitive, comm)
-        try:
-            plan = primitive.plan(comm, *arrays, algorithm=label, count=COUNT)
-        except NotApplicable as reason:
-            assert str(reason)
-            continue
-        with plan:
+    assert names(primitive) or (OPEN_MPI and primitive.name in ("scatterv", "gatherv"))
+    for label, plan, arrays in plans_that_apply(primitive, comm):
+        plan()
+        with plan.armed():
             plan()
-            with plan.armed():
-                plan()
         wanted = result_of(primitive, comm)
         if wanted is not None and not primitive.synchronises:
             np.testing.assert_array_equal(arrays[-1], wanted, err_msg=label)
@@ -82,18 +90,12 @@ def test_every_name_of_the_library_gives_the_right_result_or_a_reason(comm, prim
 def test_no_plan_claims_what_the_fallbacks_exclude(comm):
     several_ranks(comm)
     for count in (1, comm.size - 1, comm.size, COUNT):
-        for label in names(allreduce):
-            arrays = buffers(allreduce, comm, count)
-            try:
-                plan = allreduce.plan(comm, *arrays, algorithm=label)
-            except NotApplicable:
-                continue
-            with plan:
-                claimed = plan.effective.removeprefix("native:")
-                flavour = forcing_of(comm).tool.flavour
-                case = Case(comm.size, count, 4)
-                assert outcome(flavour, "Allreduce", claimed, case).effective == claimed
-                assert (plan.effective == plan.requested) or plan.why
+        for _, plan, _ in plans_that_apply(allreduce, comm, count):
+            claimed = plan.effective.removeprefix("native:")
+            flavour = forcing_of(comm).tool.flavour
+            case = Case(comm.size, count, 4)
+            assert outcome(flavour, "Allreduce", claimed, case).effective == claimed
+            assert plan.effective == plan.requested or plan.why
 
 
 def test_what_runs_instead_is_named(comm):
@@ -302,20 +304,11 @@ def test_what_is_forced_beyond_its_conditions_is_refused_or_named(comm, in_place
     """Rules that were good for one number of ranks, or out of place, crashed or went wrong in other cases."""
     several_ranks(comm)
     op = "sum" if commutative else Operation("left", lambda left, right, out: np.copyto(out, left), commutative=False)
-    for label in names(allreduce):
-        send, recv = buffers(allreduce, comm)
-        recv[:] = send
-        arrays = [MPI.IN_PLACE if in_place else send, recv]
-        try:
-            plan = allreduce.plan(comm, *arrays, algorithm=label, op=op)
-        except NotApplicable as reason:
-            assert str(reason)
-            continue
-        with plan:
-            plan()
-            assert plan.effective == plan.requested or plan.why
-        wanted = result_of(allreduce, comm) if commutative else np.arange(COUNT, dtype="f4") % 13
-        np.testing.assert_array_equal(recv, wanted, err_msg=label)
+    wanted = result_of(allreduce, comm) if commutative else np.arange(COUNT, dtype="f4") % 13
+    for label, plan, arrays in plans_that_apply(allreduce, comm, in_place=in_place, op=op):
+        plan()
+        assert plan.effective == plan.requested or plan.why
+        np.testing.assert_array_equal(arrays[-1], wanted, err_msg=label)
 
 
 def test_nothing_is_set_in_a_call_that_is_timed(comm, monkeypatch):

@@ -9,6 +9,8 @@ from collectives.attached import attached_to
 from collectives.ipc import BLOCK_NBYTES
 from collectives.operations import HALF, OPERATIONS, SMALL, Operation, dtype_of
 from collectives.plan import NotApplicable
+from tests.collectives.device_calls import plan_of, problem_of, registered
+from tests.collectives.test_mpi_calls import skip_if_unmet
 
 pytestmark = pytest.mark.mpi
 
@@ -33,10 +35,6 @@ def on_a_gpu(kernels, comm):
         pytest.skip(f"no CUDA IPC here: {reason}")
 
 
-def registered(comm):
-    return lambda nbytes: alloc(comm, nbytes, np.uint8, device="cuda")
-
-
 def common(comm):
     return lambda nbytes: alloc_common(comm, nbytes, np.uint8, device="cuda")
 
@@ -52,10 +50,8 @@ def wrong_elements(comm, problem, algorithm, memory):
     """Carry a call out; `memory` is that of the buffers, or "staged": what ranks share is on the host."""
     empty = on_gpu if memory in ("plain", "staged") else registered(comm)
     checked = Checked(problem, comm.Get_rank(), "float32", "sum", empty, common(comm) if memory == "shared" else empty)
-    more = {"counts": problem.counts} if problem.counts is not None else {"count": problem.count}
-    more["transport"] = "staged" if memory == "staged" else "auto"
     try:
-        plan = problem.primitive.plan(comm, *checked.arrays, algorithm=algorithm, root=problem.root, **more)
+        plan = plan_of(comm, checked, algorithm, transport="staged" if memory == "staged" else "auto")
     except NotApplicable:
         return None
     wrong = 0
@@ -73,15 +69,8 @@ def wrong_elements(comm, problem, algorithm, memory):
 @pytest.mark.parametrize(("primitive", "algorithm"), WINDOWED, ids=lambda one: one.name)
 def test_every_windowed_algorithm_is_right_on_gpu_memory(fresh_comm, primitive, algorithm, memory):
     nranks = fresh_comm.Get_size()
-    if primitive.unmet(primitive.problem(nranks, nranks)):
-        pytest.skip("does not apply to this number of ranks")
-    counts = None
-    if primitive.name == "alltoallv":
-        counts = tuple(tuple((3 * one + 5 * other) % 4 for other in range(nranks)) for one in range(nranks))
-    elif primitive.name.endswith("v"):
-        counts = tuple((7 * rank + 3) % 5 for rank in range(nranks))
-    count = 12 * nranks if counts is None else int(np.sum(counts))
-    problem = primitive.problem(nranks, count, root=nranks - 1 if primitive.rooted else 0, counts=counts)
+    skip_if_unmet(primitive, nranks)
+    problem = problem_of(primitive, nranks, root=nranks - 1)
     wrong = wrong_elements(fresh_comm, problem, algorithm, memory)
     if wrong is None:
         pytest.skip("does not apply")

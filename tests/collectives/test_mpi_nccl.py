@@ -15,6 +15,7 @@ from collectives.communicators import unavailable
 from collectives.nccl import COLLECTIVES, DTYPES, GROUPED, GROUPS, OPERATIONS, OWN
 from collectives.operations import Operation
 from collectives.plan import NotApplicable
+from tests.collectives.device_calls import check_split
 
 pytestmark = pytest.mark.mpi
 
@@ -111,15 +112,7 @@ def test_a_call_can_be_split_into_start_test_and_wait(ranks, gpu):
     n = ranks.Get_size()
     send, recv = gpu.asarray(np.ones(9, np.float32)), gpu.zeros(9, np.float32)
     with allreduce.plan(ranks, send, recv, algorithm="nccl") as plan:
-        for finish in ("wait", "test"):
-            recv.fill(0)
-            plan.start()
-            if finish == "wait":
-                plan.wait()
-            else:
-                while not plan.test():
-                    pass
-            assert (recv.get() == n).all()
+        check_split(plan, recv, n)
 
 
 def test_one_call_is_one_launch_and_one_wait(ranks, standin):

@@ -4,32 +4,27 @@ In each test the right input is put into the buffers by a kernel that has not be
 beside the default one; the result is looked at from a stream that is ordered with no other.
 """
 
-import time
-
 import numpy as np
 import pytest
 
 from bench.check import Checked, on_gpu
-from collectives import PRIMITIVES, alloc, allreduce
+from collectives import PRIMITIVES, allreduce
 from collectives.plan import NotApplicable
+from tests.collectives.device_calls import plan_of, problem_of, registered
+from tests.collectives.test_mpi_calls import poll, skip_if_unmet
 
 pytestmark = pytest.mark.mpi
 
 WAYS = {
     "call": lambda plan: plan(),
     "wait": lambda plan: (plan.start(), plan.wait()),
-    "test": lambda plan: (plan.start(), polled(plan)),
+    "test": lambda plan: (plan.start(), poll(plan)),
 }
 
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(gpu):
     return gpu
-
-
-def polled(plan):
-    while not plan.test():
-        time.sleep(0)
 
 
 def contenders():
@@ -45,12 +40,6 @@ def contenders():
 
 def shares_memory(primitive, algorithm):
     return algorithm.shares_memory(primitive.problem(2, 2))
-
-
-def counts_of(primitive, nranks):
-    if primitive.name == "alltoallv":
-        return tuple(tuple((3 * one + 5 * other) % 4 for other in range(nranks)) for one in range(nranks))
-    return tuple((7 * rank + 3) % 5 for rank in range(nranks)) if primitive.name.endswith("v") else None
 
 
 def delay(gpu):
@@ -95,19 +84,13 @@ def late(gpu, comm, checked, plan, way):
 )
 def test_no_path_reads_stale_data(fresh_comm, gpu, primitive, algorithm, shares):
     n, rank = fresh_comm.Get_size(), fresh_comm.Get_rank()
-    if primitive.unmet(primitive.problem(n, n)):
-        pytest.skip("does not apply to this number of ranks")
-    counts = counts_of(primitive, n)
-    count = 12 * n if counts is None else int(np.sum(counts))
-    problem = primitive.problem(n, count, counts=counts, root=n - 1 if primitive.rooted else 0)
-    more = {"counts": counts} if counts is not None else {"count": count}
+    skip_if_unmet(primitive, n)
+    problem = problem_of(primitive, n, root=n - 1)
     for memory in ("plain", "registered") if shares else ("plain",):
-        empty = on_gpu
-        if memory == "registered":
-            empty = lambda nbytes: alloc(fresh_comm, nbytes, np.uint8, device="cuda")  # noqa: E731
+        empty = on_gpu if memory == "plain" else registered(fresh_comm)
         checked = Checked(problem, rank, "float32", "sum", empty, empty)
         try:
-            plan = primitive.plan(fresh_comm, *checked.arrays, algorithm=algorithm, root=problem.root, **more)
+            plan = plan_of(fresh_comm, checked, algorithm)
         except NotApplicable as reason:
             pytest.skip(str(reason))
         with plan:

@@ -10,7 +10,7 @@ from collectives.attached import attached_to
 from collectives.needs import SHARED_MEMORY
 from collectives.plan import NotApplicable
 from collectives.transports.window import Missing
-from tests.collectives.test_mpi_calls import GUARD, GUARD_NBYTES, Case, Guarded, cases_of
+from tests.collectives.test_mpi_calls import GUARD, GUARD_NBYTES, Case, Guarded, cases_of, check_two_at_once
 
 pytestmark = pytest.mark.mpi
 
@@ -108,34 +108,11 @@ def test_a_call_can_be_begun_tested_and_waited_for(comm, kind):
         case = kind(comm, allreduce.problem(comm.Get_size(), 1000))
         with case.plan(name) as plan:
             for _ in range(3):
-                case.fill()
-                plan.start()
-                while not plan.test():
-                    time.sleep(0)
-                case.check()
-                case.fill()
-                plan.start()
-                plan.wait()
-                case.check()
-                case.fill()
-                plan()
-                case.check()
+                case.check_split(plan)
 
 
 def test_two_plans_under_way_at_once_do_not_meet_each_other(comm):
-    cases = [Case(comm, allreduce.problem(comm.Get_size(), 1000), "int32", op) for op in ("sum", "max")]
-    plans = [case.plan("window") for case in cases]
-    for turn in range(5):
-        for case in cases:
-            case.fill()
-        for plan in reversed(plans) if (comm.Get_rank() + turn) % 2 else plans:
-            plan.start()
-        while [plan.test() for plan in plans] != [True, True]:
-            time.sleep(0)
-        for case in cases:
-            case.check()
-    for plan in plans:
-        plan.free()
+    check_two_at_once(comm, "window")
 
 
 def test_one_result_for_all_ranks_of_a_node(comm):

@@ -11,7 +11,7 @@ from collectives.program import Fold, Mark, Move, Settle, Start, Sync, Wait
 from collectives.reference import expected
 from collectives.settling import settle
 from collectives.staging import synchronisations
-from tests.collectives.test_staging import every_algorithm
+from tests.collectives.test_staging import arrays_of, every_algorithm, values_of
 
 PIECES = Options(piece=4, cap=6, cuts=2, pack_from=1, small=3, align=1)
 """Everything is cut into small pieces, and packed."""
@@ -25,21 +25,6 @@ def problems(primitive, nranks):
             )
             if not in_place or any(primitive.aliasing(problem, rank) for rank in range(nranks)):
                 yield problem
-
-
-def values_of(problem, rank):
-    return (np.arange(problem.primitive.send_count(problem, rank)) * 3 + rank * 7) % 5 + 1
-
-
-def arrays_of(problem, rank):
-    primitive = problem.primitive
-    aliasing = primitive.aliasing(problem, rank) if problem.in_place or primitive.one_buffer else None
-    own, nrecv = values_of(problem, rank), primitive.recv_count(problem, rank)
-    if aliasing is None:
-        return own, np.full(nrecv, 99), 0
-    recv = np.full(max(len(own) + aliasing[0], nrecv + aliasing[1]), 99)
-    recv[aliasing[0] : aliasing[0] + len(own)] = own
-    return None, recv, aliasing[1]
 
 
 def settled_layouts(primitive, algorithm, options=PIECES):
