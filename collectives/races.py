@@ -53,7 +53,8 @@ def check_races(
             that alternate from call to call.
 
     Raises:
-        Race: the first two accesses that no fence keeps apart, or a fence at which not all of its group meet.
+        Race: the first two accesses that no fence keeps apart, a fence at which not all of its group meet, or an access
+            to the memory of a rank that there is not.
 
     """
     _Races(rounds, inputs, outputs, staged).run()
@@ -100,21 +101,25 @@ class _Races:
         self.rounds, self.inputs, self.outputs, self.staged = rounds, inputs, outputs, staged
         self.ranks = range(len(rounds))
         self.clocks = [[int(rank == other) for other in self.ranks] for rank in self.ranks]
-        self.exposed = {
-            (peer, chunk)
-            for rank in self.ranks
-            for operations in rounds[rank]
-            for operation in operations
-            if isinstance(operation, Access)
-            for peer in operation.peers
-            if peer != rank
-            for chunk in operation.chunks
-        }
-        self.locations: dict[tuple[int, Chunk, int], _Location] = {}
+        exposed: list[set[Chunk]] = [set() for _ in self.ranks]
+        for rank in self.ranks:
+            for number, operations in enumerate(rounds[rank]):
+                for operation in operations:
+                    if isinstance(operation, Access):
+                        for peer in set(operation.peers) - {rank}:
+                            if peer not in self.ranks:
+                                raise Race(rank, number, f"{operation}: there is no rank {peer}")
+                            exposed[peer].update(operation.chunks)
+        # What only its owner accesses is left out. Of staged places there are two sets, by turns.
+        self.sets = [
+            [{chunk: _Location() for chunk in chunks} for chunks in exposed] for _ in range(2 if staged else 1)
+        ]
+        self.locations = self.sets[0]
         self.call = 0
 
     def run(self) -> None:
         for self.call in range(CALLS):
+            self.locations = self.sets[self.call % len(self.sets)]
             for rank in self.ranks:
                 mine = self.inputs[rank] if self.staged else (*self.inputs[rank], *self.outputs[rank])
                 for chunk in mine:
@@ -134,46 +139,34 @@ class _Races:
         return self.rounds[rank][number] if number < len(self.rounds[rank]) else ()
 
     def _access(self, rank: int, number: int, written: bool, peer: int, chunk: Chunk, what: object) -> None:
-        if (peer, chunk) not in self.exposed:
+        location = self.locations[peer].get(chunk)
+        if location is None:
             return
         if self.staged and written and peer != rank:
             raise Race(rank, number, f"{what} writes to copies of inputs, which others only read")
-        key = peer, chunk, self.call % 2 if self.staged else 0
-        location = self.locations.get(key)
-        if location is None:
-            location = self.locations[key] = _Location()
-        clock = self.clocks[rank]
-        if location.written is not None:
-            self._check(rank, number, written, peer, chunk, what, *location.written, "written")
-        if written:
-            for reader, time in location.read.items():
-                self._check(rank, number, written, peer, chunk, what, reader, time, "read")
-            location.written, location.read = (rank, clock[rank]), {}
-        else:
+        clock, last = self.clocks[rank], location.written
+        if last is not None and last[0] != rank and clock[last[0]] < last[1]:
+            raise self._race(rank, number, written, peer, chunk, what, last[0], "written")
+        if not written:
             location.read[rank] = clock[rank]
+            return
+        for reader, time in location.read.items():
+            if reader != rank and clock[reader] < time:
+                raise self._race(rank, number, written, peer, chunk, what, reader, "read")
+        location.written, location.read = (rank, clock[rank]), {}
 
-    def _check(
-        self,
-        rank: int,
-        number: int,
-        written: bool,
-        peer: int,
-        chunk: Chunk,
-        what: object,
-        other: int,
-        time: int,
-        how: str,
-    ) -> None:
-        """Raise Race where `rank` does not know of what `other` did at its `time`."""
-        if other != rank and self.clocks[rank][other] < time:
-            word = "writes" if written else "reads"
-            where = "" if self.call == 0 else ", in a later call"
-            raise Race(
-                rank,
-                number,
-                f"race{where}: {what} {word} chunk {chunk!r} of rank {peer}, "
-                f"which rank {other} has {how} with no fence between",
-            )
+    def _race(
+        self, rank: int, number: int, written: bool, peer: int, chunk: Chunk, what: object, other: int, how: str
+    ) -> Race:
+        """Return the race of `rank`, which does not know of what `other` did."""
+        word = "writes" if written else "reads"
+        where = "" if self.call == 0 else ", in a later call"
+        return Race(
+            rank,
+            number,
+            f"race{where}: {what} {word} chunk {chunk!r} of rank {peer}, "
+            f"which rank {other} has {how} with no fence between",
+        )
 
     def _fences(self, number: int) -> None:
         passed: set[int] = set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 Chunk: TypeAlias = Hashable
 Side: TypeAlias = Literal["left", "right"]
@@ -165,13 +165,23 @@ class Fence:
 
 
 Operation: TypeAlias = Message | Copy | Combine | Access | Fence
+OPERATIONS = get_args(Operation)
 Round: TypeAlias = tuple[Operation, ...]
 Rounds: TypeAlias = Iterator[Round | Operation]
 
 
 def as_round(yielded: Round | Operation) -> Round:
-    """Return what an algorithm yielded as a tuple; a lone operation is a round of one."""
-    return yielded if isinstance(yielded, tuple) else (yielded,)
+    """Return what an algorithm yielded as a tuple; a lone operation is a round of one.
+
+    Raises:
+        TypeError: it is neither, so that nothing would be done for it.
+
+    """
+    operations = yielded if isinstance(yielded, tuple) else (yielded,)
+    for one in operations:
+        if not isinstance(one, OPERATIONS):
+            raise TypeError(f"{one!r} is no operation of a round; yield an operation, or a tuple of them")
+    return operations
 
 
 def as_rounds(yielded: Iterable[Round | Operation]) -> list[Round]:

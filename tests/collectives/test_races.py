@@ -42,6 +42,19 @@ def test_reading_what_was_written_since_the_last_fence_is_a_race():
     refuted(allreduce, early, "round 2: race: Pull.* reads chunk . of rank ., which rank . has written")
 
 
+@pytest.mark.parametrize(
+    ("access", "rank"), [(Pull(3, 0), 3), (Pull(-1, 0), -1), (Push([0, 7], 0), 7), (PullReduce([0, 1, 2, -2], 0), -2)]
+)
+def test_memory_of_a_rank_that_there_is_not_is_refused(access, rank):
+    def beyond(own, nranks):
+        yield Fence(range(nranks))
+        if own == 1:
+            yield access
+        yield Fence(range(nranks))
+
+    refuted(allreduce, beyond, rf"rank 1, round 1: .*: there is no rank {rank}")
+
+
 def test_writing_while_a_peer_may_still_read_is_a_race():
     def both(rank, nranks):
         yield Fence(range(nranks))

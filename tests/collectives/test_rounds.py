@@ -130,3 +130,9 @@ def test_a_rank_outside_stays_idle():
     fenced = lambda rank, nranks: iter([Fence(range(nranks)), Fence(range(nranks))])  # noqa: E731
     assert list(among([2, 3], 0, fenced)) == [(), ()]
     assert repr(list(among([2, 3], 3, fenced))) == "[(Fence([2, 3]),), (Fence([2, 3]),)]"
+
+
+@pytest.mark.parametrize("yielded", [[Send(1, "a")], None, (Send(1, "a"), None), Send, ((Send(1, "a"),),)])
+def test_what_is_no_round_is_refused_rather_than_ignored(yielded):
+    with pytest.raises(TypeError, match="is no operation of a round; yield an operation, or a tuple of them"):
+        as_round(yielded)
