@@ -19,6 +19,7 @@ from bench.rows import ROWS_FILE, RowsError, read_rows
 from bench.sizes import format_size
 from bench.statistics import INDISTINCT, Verdict, holm, verdict
 from bench.usage import UsageError
+from collectives.printing import reader_may_leave
 
 POINT = (
     "primitive",
@@ -85,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, RowsError) as error:
         print(f"bench.compare: {error}", file=sys.stderr)
         return 2
-    print(*lines(changes, words.all), *loads(rows), sep="\n")
+    with reader_may_leave():
+        print(*lines(changes, words.all), *loads(rows), sep="\n")
     if not words.no_plots:
         from bench.changes import draw
 

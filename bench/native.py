@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bench.launch import prepare
+from collectives.printing import reader_may_leave
 
 if TYPE_CHECKING:
     from collectives.choices import Choice, Library
@@ -42,13 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if leads:
         name, *_ = MPI.Get_library_version().splitlines()
-        print(f"# {name}")
-        try:
-            with ToolInterface() as tool:
-                for line in _lines(library(tool), words or list(PRIMITIVES)):
-                    print(line)
-        except ToolError as reason:
-            print(f"# only the library's default, native, can be measured: {reason}")
+        with reader_may_leave():
+            print(f"# {name}")
+            try:
+                with ToolInterface() as tool:
+                    for line in _lines(library(tool), words or list(PRIMITIVES)):
+                        print(line)
+            except ToolError as reason:
+                print(f"# only the library's default, native, can be measured: {reason}")
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import NoReturn
 from bench.estimate import SHARDINGS, Estimate, Machine, estimates
 from bench.network import Network, rate, read_network
 from bench.usage import UsageError
+from collectives.printing import reader_may_leave
 from strategies.mesh import Mesh
 from strategies.models import MODELS, Model, find_model
 from strategies.traffic import Job
@@ -256,7 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench.planner: {error}", file=sys.stderr)
         return 2
     ranking = ranked(asked)
-    print(report(asked, ranking))
+    with reader_may_leave():
+        print(report(asked, ranking))
     return 0 if ranking.fits else 1
 
 

@@ -20,6 +20,7 @@ from bench.sizes import format_size
 from bench.tables import best_handwritten, drawable, measured, sweeps
 from bench.twins import flags
 from bench.usage import UsageError
+from collectives.printing import reader_may_leave
 
 REPORT_FILE = "report.md"
 STEPS = "Training steps"
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, RowsError) as error:
         print(f"bench.report: {error}", file=sys.stderr)
         return 2
-    print(report)
+    with reader_may_leave():
+        print(report)
     return 0
 
 

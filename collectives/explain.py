@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from collectives import PRIMITIVES, catalogue
 from collectives.count import count, lower_bound
 from collectives.drawing import draw
 from collectives.names import UnknownNameError
+from collectives.printing import reader_may_leave
 from collectives.proof import Refuted
 from collectives.registry import Algorithm, Primitive
 from collectives.replay import Replay, replay
@@ -203,12 +203,9 @@ def _names(primitive: Primitive) -> str:
 
 
 def _print(lines: Iterator[str] | list[str]) -> None:
-    try:
+    with reader_may_leave():
         for line in lines:
             print(line)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import colorsys
 import csv
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from typing import NoReturn, TextIO
 
+from collectives.printing import reader_may_leave
 from strategies.mesh import (
     DEFAULT_ORDER,
     DEFAULT_PLACEMENT,
@@ -356,11 +356,8 @@ def main(argv: list[str] | None = None) -> int:
                 find(mesh, 0, getattr(args, option), args)
 
     write = {"text": write_text, "csv": write_csv, "svg": write_svg}[args.format]
-    try:
+    with reader_may_leave():
         write(sys.stdout, mesh, args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -11,7 +9,6 @@ from collectives.explain import diagram, main
 from collectives.proof import Refuted
 from collectives.replay import letters, replay
 from collectives.rounds import RecvReduce, Send
-from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 ALL = [
@@ -278,12 +275,3 @@ def test_a_wrong_algorithm_is_not_explained_but_refuted():
 
     with pytest.raises(Refuted, match="rank 0, round 1: chunk 0 lacks the contribution of rank 1"):
         replay(copy.find("one_way"), 2)
-
-
-def test_the_command_runs_without_mpi_and_survives_a_closed_pipe():
-    command = [sys.executable, "-m", "collectives.explain", "alltoall", "-n", "64", "-a", "spread"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(timeout=HANG_S) == 0
