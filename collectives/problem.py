@@ -57,7 +57,6 @@ class Problem:
             raise ValueError(
                 f"{self.primitive.name}: {len(self.counts)} counts for {self.nranks} ranks; give one for each rank"
             )
-
         if self.nodes is not None and sorted(chain.from_iterable(self.nodes)) != list(range(self.nranks)):
             raise ValueError(
                 f"{self.primitive.name}: nodes {self.nodes} do not hold each of the ranks 0 to {self.nranks - 1} once"
