@@ -211,9 +211,9 @@ def _p_value(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
         if not low or not high:
             return 1.0  # rows of the first schema have no interval, so nothing can be shown
         errors.append(math.log(high / low) / (2 * NORMAL))
-    beyond = abs(math.log(new["time_us_p50"] / old["time_us_p50"])) - math.log1p(INDISTINCT)
+    beyond = max(0.0, abs(math.log(new["time_us_p50"] / old["time_us_p50"])) - math.log1p(INDISTINCT))
     error = math.hypot(*errors)
-    return float(beyond <= 0) if not error or beyond <= 0 else math.erfc(beyond / error / math.sqrt(2))
+    return math.erfc(beyond / error / math.sqrt(2)) if error else float(beyond == 0)
 
 
 def _get(row: Mapping[str, Any], column: str) -> Any:

@@ -18,6 +18,7 @@ from bench.rows import is_nccl
 from collectives.communicators import ALLOW_SHARING, unavailable
 from collectives.names import NATIVE
 from collectives.problem import Problem
+from collectives.registry import find
 
 
 class Ways:
@@ -41,8 +42,7 @@ class Ways:
     def of(self, problem: Problem, label: str, nbytes: int) -> tuple[str, str]:
         """Return how a contender moves data, and why it is skipped; an empty text if it is not."""
         primitive = problem.primitive
-        algorithm = primitive.algorithms.get(label.partition(":")[0])
-        if algorithm is not None and algorithm.shares_memory(problem):
+        if _shares_memory(problem, label):
             on_host = self.on_gpu and not primitive.synchronises and (self.wanted == "staged" or self._falls_back)
             return ("staged", "") if on_host else ("window", self.unreachable or self._unwanted("window"))
         if not self.on_gpu or primitive.synchronises:
@@ -97,17 +97,15 @@ def find_ways(job: Job, options: Options, gpu: Gpu | None, contenders: Mapping[s
         os.environ.setdefault(*ALLOW_SHARING)  # before NCCL first looks
     unreachable = None
     if options.transport in ("auto", "window") and any(
-        _shares_memory(primitive, name) for primitive, names in contenders.items() for name in names
+        _shares_memory(find(primitive).problem(2, 2), name) for primitive, names in contenders.items() for name in names
     ):
         unreachable = _unreachable(job)
     return Ways(options.transport, True, evidence, refusal, unreachable)
 
 
-def _shares_memory(primitive: str, name: str) -> bool:
-    from collectives import PRIMITIVES
-
-    algorithm = PRIMITIVES[primitive].algorithms.get(name.partition(":")[0])
-    return algorithm is not None and algorithm.shares_memory(PRIMITIVES[primitive].problem(2, 2))
+def _shares_memory(problem: Problem, label: str) -> bool:
+    algorithm = problem.primitive.algorithms.get(label.partition(":")[0])
+    return algorithm is not None and algorithm.shares_memory(problem)
 
 
 def _unreachable(job: Job) -> str:
@@ -133,12 +131,12 @@ def _replays_nccl(options: Options) -> bool:
 
 
 def _evidence(contenders: Mapping[str, Sequence[str]]) -> Evidence:
-    from collectives import PRIMITIVES
-
     wanted = {
-        primitive: [name for name in names if not _shares_memory(primitive, name) and not is_nccl(name)]
+        primitive: [
+            name for name in names if not _shares_memory(find(primitive).problem(2, 2), name) and not is_nccl(name)
+        ]
         for primitive, names in contenders.items()
-        if not PRIMITIVES[primitive].synchronises
+        if not find(primitive).synchronises
     }
     said = direct.compiled_for_cuda(), direct.says_it_takes_it()
     return direct.look(direct.cases(wanted), direct.attempt, *said)

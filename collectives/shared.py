@@ -23,7 +23,6 @@ from collectives.in_common import InCommon
 from collectives.problem import Nodes
 
 ALIGN_NBYTES = 64
-PAGE_NBYTES = 4096
 LEAST_NBYTES = 1 << 20
 """The least part of a rank in a window."""
 
@@ -156,7 +155,7 @@ class SharedMemory:
         """
         self.shrink()
         wanted = self.node.allgather(nbytes)
-        sizes = [max(LEAST_NBYTES, -(-((one or 0) + ALIGN_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES) for one in wanted]
+        sizes = [max(LEAST_NBYTES, -(-((one or 0) + ALIGN_NBYTES) // PAGESIZE) * PAGESIZE) for one in wanted]
         if wanted == [None] * len(wanted):
             sizes = []
         mine = sizes[self.rank] if sizes else 0
@@ -177,7 +176,7 @@ class SharedMemory:
         window.Lock_all(MPI.MODE_NOCHECK)
         parts: list[Any] = [window.Shared_query(rank)[0] for rank in range(self.node.Get_size())]
         # What is not touched is only promised, and would still count as free for whoever asks next.
-        np.frombuffer(parts[self.rank], np.uint8)[::PAGE_NBYTES] = 0
+        np.frombuffer(parts[self.rank], np.uint8)[::PAGESIZE] = 0
         addresses = list(map(_address, parts))
         whole = (-addresses[self.rank] % ALIGN_NBYTES, mine)
         self._windows.append(_Window(window, addresses, sizes, whole, [whole]))
